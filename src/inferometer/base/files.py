@@ -60,7 +60,7 @@ def input_text(text: str) -> str | None:
 def only_files_in(folder: str) -> Iterator[None]:
     """Inside of it a path that a user gives is not even looked at unless it is below a folder.
 
-    ``with only_files_in("/tmp/x"): user_path("/etc/passwd")`` is refused: for what is asked over a network.
+    ``with only_files_in("/tmp/x"): user_path("/etc/passwd")`` is refused: for requests over a network.
     """
     global _only_folder
     before, _only_folder = _only_folder, Path(os.path.abspath(folder))

@@ -28,8 +28,8 @@ from .extras import install_line
 
 HEAD = 2**16  # bytes that are looked at before anything is read
 MAX_TEXT = 2**24  # bytes of a file that is read as a whole: a config.json of 16 MB has a list of every expert's weights
-PATIENCE = 3.0  # s without a byte, after which a pipe's user is told what is waited for
-PACKED = (".gz", ".bz2", ".xz", ".zst")  # endings of names; what is inside is told by the first bytes
+PATIENCE = 3.0  # s without a byte, after which a message says what is waited for
+PACKED = (".gz", ".bz2", ".xz", ".zst")  # endings of names; the first bytes say what is inside
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _STANDARD = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
@@ -184,7 +184,7 @@ def _opened(path: Path) -> int:
 
 @contextlib.contextmanager
 def _patience(path: Path) -> Iterator[None]:
-    """A plain file is read at once; of others the first bytes are waited for as long as it takes, and that is told."""
+    """A plain file is read at once; of others the first bytes are waited for as long as it takes, with a message."""
     if descriptor(path) is None and not path.is_fifo() and not path.is_char_device():
         yield
         return

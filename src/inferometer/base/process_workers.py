@@ -193,7 +193,7 @@ def serve() -> None:
 def _listen(stream: BinaryIO | Any, calls: queue.SimpleQueue[bytes]) -> None:
     while (message := _receive(stream)) is not None:
         calls.put(message)
-    os._exit(0)  # the parent is gone, or is done with this worker: nobody waits for what is under way
+    os._exit(0)  # the parent is gone, or is done with this worker: its result is not waited for
 
 
 def _answer(message: bytes) -> bytes:

@@ -37,7 +37,7 @@ def explained(data: Any, kind: Any, at: str = "") -> str:
         return ""
     shape = inspect.type_info(kind)
     items: Any = getattr(kind, "__args__", ())
-    if isinstance(shape, inspect.UnionType):  # what was meant is told by whether it is a list, a table or neither
+    if isinstance(shape, inspect.UnionType):  # what was meant follows from whether it is a list, a table or neither
         alike = [member for member in items if isinstance(data, _container(inspect.type_info(member)))]
         if len(alike) == 1:
             return explained(data, alike[0], at)

@@ -68,7 +68,7 @@ def _first(value: Value) -> float:
 
 
 class BlockPrograms:
-    """The formulas of a block, each compiled when it is first asked for: ``block_programs(block).brief(env)``"""
+    """The formulas of a block, each compiled when it is first needed: ``block_programs(block).brief(env)``"""
 
     def __init__(self, ops: tuple[Op, ...]) -> None:
         self.ops = ops

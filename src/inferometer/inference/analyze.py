@@ -203,7 +203,7 @@ def _metrics(bound_plan: BoundPlan, batch_shape: BatchShape, phase: str) -> tupl
 def _with_images(bound_plan: BoundPlan, workload: Workload, metrics: Metrics, joules: float | None) -> Metrics:
     """The figures of whole images beside those of a denoising step of the batch."""
     took = workload.num_inference_steps * (metrics.ttft_ms or 0.0) / 1e3
-    if not took:  # another phase was asked for, and it has none
+    if not took:  # another phase was chosen, and it has none
         return metrics
     gpu_seconds = took / workload.batch_size * bound_plan.plan.gpus  # of an image
     price = bound_plan.device.price_per_hour

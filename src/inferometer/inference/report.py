@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ..base.result import ComparableResult, views
+from ..base.result import ComparableResult, Result, views
 from ..base.units import milliseconds, size
 from ..specs.structs import ServerCommand
 
@@ -170,6 +170,20 @@ def as_json(report: msgspec.Struct) -> bytes:
     return msgspec.json.format(msgspec.json.encode(as_dict(report)), indent=1)
 
 
+class JsonResult(Result):
+    """A result that is a struct with a ``schema``: its JSON is the struct."""
+
+    __slots__ = ()
+
+    def to_dict(self: Any) -> dict[str, Any]:
+        """As plain dicts and lists, ``schema`` first."""
+        return as_dict(self)
+
+    def to_json(self: Any) -> bytes:
+        """As indented JSON."""
+        return as_json(self)
+
+
 def op_rows(phases: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Operators of all phases as rows of a table, shapes as text."""
     rows = []
@@ -230,7 +244,7 @@ class TriedChange(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""  # what the change assumes
 
 
-class Report(ComparableResult, msgspec.Struct, dict=True):
+class Report(ComparableResult, JsonResult, msgspec.Struct, dict=True):
     """Everything an analysis says of a plan."""
 
     model: ModelInfo
@@ -281,14 +295,6 @@ class Report(ComparableResult, msgspec.Struct, dict=True):
         A sequence of `Explanation` that shows itself: formulas, the values put in, the origin of the efficiency.
         """
         return views().explain(self, operator, phase)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain dicts and lists, ``schema`` first."""
-        return as_dict(self)
-
-    def to_json(self) -> bytes:
-        """The report as indented JSON."""
-        return as_json(self)
 
     def to_csv(self) -> str:
         """One line per operator and phase."""

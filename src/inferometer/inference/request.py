@@ -203,7 +203,7 @@ def _usecase_lengths(usecase: Usecase | None) -> dict[str, int]:
 
 
 def _engine(args: PlanArgs, network: Model) -> Engine:
-    """The engine that was asked for, its rules still to be applied."""
+    """The engine that was given, its rules still to be applied."""
     return catalog.engine(("vllm" if network.kind == "decoder" else "hf") if args.engine is None else args.engine)
 
 

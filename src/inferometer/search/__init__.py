@@ -1,1 +1,1 @@
-"""Which deployment to run: every legal plan priced, the best ones simulated, and why the others lost."""
+"""Which deployment to run: every legal plan estimated, the best ones simulated, and why the others lost."""

@@ -16,7 +16,7 @@ from ..serving.steady_run import DRAWS, MaxRate, RateRun, SteadyServer
 from .objective import Objective, Traffic
 from .search_result import SimulationResult
 
-SURE = 1.04  # two rates nearer than this need more than one draw of requests to be told apart
+SURE = 1.04  # two rates nearer than this need more than one draw of requests to be ranked
 
 
 class PoolCase(NamedTuple):

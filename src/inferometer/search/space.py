@@ -282,8 +282,8 @@ def _offloading_sizes(given: Any) -> tuple[float, ...]:
 def layouts(space: Space) -> list[Layout]:
     """All that fit into the GPUs, legal or not; experts are spread only where there are ranks to spread them over.
 
-    Ranks that meet at the experts are not combined with pipeline stages unless stages are asked for: the simulator lets
-    the ranks of a pipeline run apart, which flatters them.
+    Ranks that meet at the experts are not combined with pipeline stages unless the user gives stages: the simulator
+    lets the ranks of a pipeline run apart, which flatters them.
     """
     return [
         Layout(tp, pp, dp, ep)

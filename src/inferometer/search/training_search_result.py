@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from ..base.result import Result, kept
+from ..base.result import kept
 from ..base.units import percent, seconds, size
-from ..inference.report import as_dict, as_json
+from ..inference.report import JsonResult
 from .search_result import Relaxation
 from .training_space import TrainingLayout
 
@@ -36,7 +36,7 @@ class TrainingPlan(msgspec.Struct, kw_only=True):
     cost: float | None = None  # USD
 
 
-class TrainingSearch(Result, msgspec.Struct, kw_only=True, dict=True):
+class TrainingSearch(JsonResult, msgspec.Struct, kw_only=True, dict=True):
     """The best layout for so many GPUs, the next ones, what memory costs in speed, and why others do not work."""
 
     schema: str = SCHEMA
@@ -73,14 +73,6 @@ class TrainingSearch(Result, msgspec.Struct, kw_only=True, dict=True):
             f"<TrainingSearch {where}: {self.winner.label[:80]}, step {seconds(self.winner.step_seconds)}, "
             f"MFU {percent(self.winner.model_flops_utilization)}, {size(self.winner.memory_bytes)}>"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain dicts and lists, ``schema`` first."""
-        return as_dict(self)
-
-    def to_json(self) -> bytes:
-        """As indented JSON."""
-        return as_json(self)
 
     def rows(self) -> list[dict[str, Any]]:
         """Every layout of the space; of a copy of a result, those that are in it."""

@@ -197,16 +197,7 @@ def elasticities(request: Request, base: Evaluation) -> dict[str, ParameterEffec
 
 def _effect(request: Request, base: Evaluation, parameter: Parameter) -> ParameterEffect:
     up, down = (_change(request, base, parameter, factor) for factor in (1 + STEP, 1 - STEP))
-    return ParameterEffect(
-        label=parameter.label,
-        unit=parameter.unit,
-        value=parameter.value,
-        used=parameter.used,
-        of=parameter.of,
-        within=parameter.within,
-        up=up,
-        down=down,
-    )
+    return ParameterEffect.from_changes(parameter, up, down)
 
 
 def _change(request: Request, base: Evaluation, parameter: Parameter, factor: float) -> Change:

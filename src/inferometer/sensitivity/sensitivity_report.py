@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from ..base.result import Result
-from ..inference.report import ModelInfo, as_dict, as_json
+from ..inference.report import JsonResult, ModelInfo
 from .evaluation import Evaluation
+from .parameters import Parameter
 
 SCHEMA = "inferometer.sensitivity/1"
 COMPARED = ("ttft_ms", "tpot_ms", "output_throughput")  # the metrics of comparisons
@@ -52,6 +52,12 @@ class ParameterEffect(msgspec.Struct, frozen=True, kw_only=True):
     within: str
     up: Change
     down: Change
+
+    @classmethod
+    def from_changes(cls, parameter: Parameter, up: Change, down: Change) -> ParameterEffect:
+        """A parameter beside what it moves."""
+        own = {name: getattr(parameter, name) for name in ("label", "unit", "value", "used", "of", "within")}
+        return cls(**own, up=up, down=down)
 
 
 class ScalingCurve(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +145,7 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     size: Size | None
 
 
-class Sensitivity(Result, msgspec.Struct, kw_only=True, dict=True):
+class Sensitivity(JsonResult, msgspec.Struct, kw_only=True, dict=True):
     """The plan, its metrics, and the answer to one question; the fields of the other questions are empty."""
 
     model: ModelInfo
@@ -171,14 +177,6 @@ class Sensitivity(Result, msgspec.Struct, kw_only=True, dict=True):
         }
         shown = ", ".join(text for field, text in answers.items() if getattr(self, field))
         return f"<Sensitivity of {self.model.name[:80]} on {self.plan['gpus']} × {self.device['name'][:40]}: {shown}>"
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain dicts and lists, ``schema`` first."""
-        return as_dict(self)
-
-    def to_json(self) -> bytes:
-        """As indented JSON."""
-        return as_json(self)
 
     def rows(self) -> list[dict[str, Any]]:
         """As a table: a row per parameter, per platform that was tried, per model or per use case."""

@@ -14,10 +14,9 @@ import msgspec
 from msgspec.structs import asdict
 
 from ..base.errors import BadValue
-from ..base.result import Result
 from ..base.units import percent, seconds, si
 from ..inference.analyze import device_info, engine_info, model_info
-from ..inference.report import ModelInfo, as_dict, as_json
+from ..inference.report import JsonResult, ModelInfo
 from ..inference.request import Request
 from ..specs.arguments import signature
 from ..specs.train_args import TrainArgs, TrainSensitivityArgs
@@ -61,7 +60,7 @@ class TrainingMetrics(msgspec.Struct, frozen=True, kw_only=True):
     cost: float | None = None
 
 
-class TrainingSensitivity(Result, msgspec.Struct, kw_only=True, dict=True):
+class TrainingSensitivity(JsonResult, msgspec.Struct, kw_only=True, dict=True):
     """A training step, what each figure of the machine moves in it, and what each alone must be for the targets."""
 
     schema: str = SCHEMA
@@ -82,14 +81,6 @@ class TrainingSensitivity(Result, msgspec.Struct, kw_only=True, dict=True):
     def __repr__(self) -> str:
         where = f"{self.model.name[:80]} on {self.plan['gpus']} × {self.device['name'][:40]}"
         return f"<TrainingSensitivity of {where}: step {seconds(self.metrics.step_seconds)}, {self.summary[:60]} …>"
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain dicts and lists, ``schema`` first."""
-        return as_dict(self)
-
-    def to_json(self) -> bytes:
-        """As indented JSON."""
-        return as_json(self)
 
     def rows(self) -> list[dict[str, Any]]:
         """As a table: a row per figure."""
@@ -172,17 +163,7 @@ def _tried(
     up, down = change(1 + STEP), change(1 - STEP)
     used = any(abs(value or 0.0) > UNUSED for one in (up, down) for value in one.change.values())
     parameter = parameter._replace(used=used or parameter.key == "memory")
-    effect = ParameterEffect(
-        label=parameter.label,
-        unit=parameter.unit,
-        value=parameter.value,
-        used=parameter.used,
-        of=parameter.of,
-        within=parameter.within,
-        up=up,
-        down=down,
-    )
-    return parameter, effect
+    return parameter, ParameterEffect.from_changes(parameter, up, down)
 
 
 def solve_training_target(

@@ -8,7 +8,7 @@
         return 3
 
 A policy is one registered function of the autoscaler and the time; it gives the replicas that should be there. Every
-``sync_period`` it is asked; between two times requests are dealt out in turn to the replicas that serve.
+``sync_period`` it decides; between two times requests are dealt out in turn to the replicas that serve.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_REPLICAS = 10**4
 
 
 class HpaConstants(Spec, frozen=True, kw_only=True):
-    """What Kubernetes' HorizontalPodAutoscaler does unless it is told otherwise."""
+    """What Kubernetes' HorizontalPodAutoscaler does by default."""
 
     sync_period: float  # s
     tolerance: float  # of the ratio of the metric to its target, within which nothing changes
@@ -75,7 +75,7 @@ def startup_seconds(bound_plan: BoundPlan) -> float:
     return given.engine + weights / given.load_bandwidth
 
 
-# ------------------------------------------------------------------ what is asked for
+# ------------------------------------------------------------------ the policy's arguments
 
 
 class AutoscalingOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -299,7 +299,7 @@ class CapacityQuestion(NamedTuple):
         return {"schema": "inferometer.capacity/1", **header, "warnings": [*header["warnings"], *trace.notes]}
 
     def settings(self) -> dict[str, Any]:
-        """What was asked for, by name, to be held against another capacity."""
+        """Its arguments by name, to be compared with those of another capacity."""
         case = self.case
         named = {"model": case.model, "gpu": case.gpu, "requests": self.traffic.lengths, "share": case.share}
         return named | plain_options({**case.options, "goodput": case.goodput})

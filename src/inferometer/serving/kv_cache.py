@@ -77,7 +77,7 @@ def prefix_tree(blocks: tuple[np.ndarray, ...], block_tokens: int, prompts: np.n
 
 
 def lone_prompts(prompts: np.ndarray) -> PrefixTree:
-    """Prompts that share nothing, each a segment of its own; its blocks are asked for again if it is preempted."""
+    """Prompts that share nothing, each a segment of its own; its blocks are looked up again if it is preempted."""
     count = len(prompts)
     return PrefixTree(np.zeros(count, np.int64), prompts, [(i,) for i in range(count)], list(range(count)))
 
@@ -168,7 +168,7 @@ class KVCache:
         self.free_blocks += blocks
 
 
-_ANONYMOUS = -1 << 50  # keys of the free queue below this are blocks whose content is never asked for again
+_ANONYMOUS = -1 << 50  # keys of the free queue below this are blocks whose content is never looked up again
 
 
 class PrefixCache(KVCache):
@@ -182,7 +182,7 @@ class PrefixCache(KVCache):
     def __init__(self, num_blocks: int, block_size: int, tree: PrefixTree | None = None) -> None:
         super().__init__(num_blocks, block_size)
         self.tree = tree
-        self.no_reuse = tree is None  # nothing in the queue will ever be asked for: counting is enough
+        self.no_reuse = tree is None  # nothing in the queue will ever be looked up: counting is enough
         first, last = (tree.first, tree.last) if tree else (np.zeros(0, np.int64), np.zeros(0, np.int64))
         self.start_block: list[int] = (first // block_size).tolist()  # per segment: blocks before it,
         self.length: list[int] = (last // block_size - first // block_size).tolist()  # its blocks,
@@ -337,7 +337,7 @@ class PrefixCache(KVCache):
             self.free_queue[key] = self.free_queue.pop(key, 0) + blocks
 
     def _anonymous_key(self) -> int:
-        """A key for blocks whose content is never asked for again; neighbours in the queue are one entry."""
+        """A key for blocks whose content is never looked up again; neighbours in the queue are one entry."""
         last = next(reversed(self.free_queue), 0)
         if last >= _ANONYMOUS:
             self._last_anonymous += 1

@@ -35,7 +35,7 @@ from .step_cost import StepCost
 
 ROWS = 1 << 16  # requests that are in the server at once
 LONGEST = 1 << 20  # tokens of a sequence, where the model has no limit
-GAPS_KEPT = 1 << 16  # entries of a log that nobody reads
+GAPS_KEPT = 1 << 16  # entries of a log that is never read
 STEPS_AT_ONCE = 200  # of a server that the clock has left behind, before others have their turn
 ABORTED = "aborted"
 WARM_SEQS, WARM_STEP, WARM_CONTEXT = 512, 64, 512  # steps that are looked up before the first request
@@ -128,7 +128,7 @@ class LiveFleet:
             self.tree.on_forgotten.append(self._forget_segments)
 
     def warm_up(self) -> None:
-        """Look the usual steps up once: the first one of its kind takes some ms, which a client would notice."""
+        """Look frequent steps up once: the first one of its kind takes some ms, which a client would notice."""
         for stage in {id(stage): stage for replica in self.fleet.replicas for stage in _stages(replica)}.values():
             limits = self.fleet.replicas[0].limits
             for num_seqs in range(1, min(limits.max_num_seqs, WARM_SEQS) + 1, WARM_STEP):
@@ -218,7 +218,7 @@ class LiveFleet:
             self._wake(number, last, self._news(number))
 
     def _run(self, number: int, due: float) -> None:
-        """Take the step that begins at ``due``; what nobody will ever read of it is thrown away."""
+        """Take the step that begins at ``due``; what will never be read of it is thrown away."""
         server = self.fleet.servers[number]
         ranks, first = list(_ranks(server)), self.fleet.server_of.index(number)
         before = [(rank.steps, rank.computed_tokens) for rank in ranks]

@@ -1,4 +1,4 @@
-"""What prompts of a live server share: nobody knows the next one, so every block (or 16 tokens) is a segment.
+"""What prompts of a live server share: the next one is unknown, so every block (or 16 tokens) is a segment.
 
 A segment is known by a hash of all tokens up to its end, as vLLM's blocks are. Requests of a live server are rows that
 are used again, and segments that no cache and no request has any more are forgotten.

@@ -275,7 +275,7 @@ def run_disaggregated(
         server.run()
     arrivals.sort()
     for replica in decode_fleet.replicas:
-        replica.on_finished = lambda i, now: now  # somebody is told, as in a cluster
+        replica.on_finished = lambda i, now: now  # the caller is notified, as in a cluster
     for number, inbox in enumerate(decode_fleet.inboxes):
         for now, i in arrivals[number :: len(decode_fleet.inboxes)]:
             inbox.push(i, now)

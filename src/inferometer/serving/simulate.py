@@ -154,7 +154,7 @@ def _build_pool(
 
 
 def _scheduled(request: Request, async_scheduling: bool | None) -> Request:
-    """The request on an engine that plans as it was told: steps cost more where planning does not hide behind them."""
+    """The request with this asynchronous scheduling: steps cost more where planning does not hide behind them."""
     if async_scheduling is None:
         return request
     return request._replace(engine=msgspec.structs.replace(request.engine, async_scheduling=async_scheduling))
@@ -349,7 +349,7 @@ class RunSetup(NamedTuple):
         return run_header(self.model, self.gpu, self.plan_options, self.traffic.label, count, self.scheduler_options)
 
     def settings(self) -> dict[str, Any]:
-        """What was asked for, by name, to be held against another run."""
+        """Its arguments by name, to be compared with those of another run."""
         chosen = {**self.scheduler_options, **self.plan_options, "goodput": self.goodput or None}
         named = {"model": self.model, "gpu": self.gpu, "requests": self.traffic.label}
         return named | {"num_prompts": len(self.traffic.trace)} | plain_options(chosen)

@@ -3,7 +3,7 @@
 Trace(input_tokens=np.array([512, 64]), output_tokens=np.array([128, 0]), arrival_s=np.array([0.0, 0.3]))
 read_trace("AzureLLMInferenceTrace_code.csv").input_tokens      # array([4808, 3180, …])
 
-What requests share at their beginning is told by ids of blocks: one system prompt, or everything said so far in a
+Ids of blocks say what requests share at their beginning: one system prompt, or everything said so far in a
 conversation. Content is named by where it comes from: block k of prefix p, block k of session s. Equal ids are equal
 content. Files are recognised by their columns or keys: `trace_formats` has those with a row per request,
 `benchmark_files` what load generators say of a whole run.

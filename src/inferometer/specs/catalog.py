@@ -357,7 +357,7 @@ def model(text: str, token: str | None = None, *, assume_decoder: bool = False) 
 
 
 def _refuse_other_kinds(name: str) -> None:
-    """Whether a name is that of a model that does not answer token by token: told before anything is fetched."""
+    """Whether a name is that of a model that does not answer token by token: known before anything is fetched."""
     last = name.rpartition("/")[2].lower()
     for kind in read_toml(DATA / "not_decoders.toml")["models"]:
         if re.fullmatch(kind["pattern"], last):

@@ -76,7 +76,7 @@ def version_number(text: str) -> tuple[int, ...]:
 
 
 def choose_version(engine: Engine, given: str) -> Engine:
-    """The engine at the version asked for, or at the newest that was checked: ``choose_version(vllm, "0.15.1")``"""
+    """The engine at the given version, or at the newest that was checked: ``choose_version(vllm, "0.15.1")``"""
     if not given:
         return msgspec.structs.replace(engine, version=engine.versions[-1]) if engine.versions else engine
     label = engine.label or engine.name

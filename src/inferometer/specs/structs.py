@@ -151,7 +151,7 @@ class Engine(Spec, frozen=True, kw_only=True):
     prefill_graph_sizes: GraphSizes | None = None  # the same of steps with prompts; None: as without
     prefill_graph_tokens: int | None = None
     graph_padding: bool = True  # false: a decode step between two sizes is launched kernel by kernel
-    padded_graph_sizes: GraphSizes = ()  # those of an engine without padding that is told how far its graphs reach
+    padded_graph_sizes: GraphSizes = ()  # those of an engine without padding whose graphs have a given limit
     graphs_by_sequence: bool = False  # sizes of decode graphs are sequences; its tp counts data-parallel ranks, too
     side_stream_tokens: int = 0  # steps of up to so many tokens run shared experts beside the routed ones
     launches: dict[

@@ -88,8 +88,8 @@ def sweep_to_folder(
     ``sweep_to_folder("points/", "llama-3.1-8b", "h200", batch_size="1:256:1", shard="1/4")``
 
     ``resume``: go on after a run that was cut off. ``shard``: this process does every 4th part, from the first on. With
-    ``jobs`` processes or a cluster, each worker computes a part at a time. ``progress`` is told the number of points,
-    and gives a function that is told how many are done.
+    ``jobs`` processes or a cluster, each worker computes a part at a time. ``progress`` is given the number of points,
+    and returns a function that takes how many are done.
     """
     check_backend(backend, jobs, address)
     first, step = _shard(shard)

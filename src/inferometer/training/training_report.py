@@ -12,7 +12,7 @@ import msgspec
 
 from ..base.result import ComparableResult
 from ..base.units import percent, seconds, size
-from ..inference.report import ModelInfo, OpRow, as_dict, as_json, ops_csv
+from ..inference.report import JsonResult, ModelInfo, OpRow, ops_csv
 from .training_run import TrainRun
 from .training_timeline import StepTimeline, TrainStage
 
@@ -60,7 +60,7 @@ class TrainPhase(msgspec.Struct):
     ops: list[OpRow]
 
 
-class TrainReport(ComparableResult, msgspec.Struct, dict=True):
+class TrainReport(ComparableResult, JsonResult, msgspec.Struct, dict=True):
     """Everything about one optimizer step, and what follows for a budget of tokens."""
 
     model: ModelInfo
@@ -88,7 +88,7 @@ class TrainReport(ComparableResult, msgspec.Struct, dict=True):
     gpu_hours: float | None = None
     cost: float | None = None
     run: TrainRun | None = None  # the whole training, failures included; None without --tokens
-    timeline: StepTimeline | None = None  # every pass of every stage; None unless it was asked for
+    timeline: StepTimeline | None = None  # every pass of every stage; None without `timeline`
     summary: str = ""
     warnings: list[str] = []
     schema: str = SCHEMA
@@ -101,14 +101,6 @@ class TrainReport(ComparableResult, msgspec.Struct, dict=True):
             f"{self.tokens_per_second:,.0f} tokens/s, "
             f"MFU {percent(self.model_flops_utilization)}, {size(self.memory.total_bytes)}>"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain dicts and lists, ``schema`` first."""
-        return as_dict(self)
-
-    def to_json(self) -> bytes:
-        """The report as indented JSON."""
-        return as_json(self)
 
     def to_csv(self) -> str:
         """One line per operator and phase."""

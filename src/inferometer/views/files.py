@@ -54,7 +54,7 @@ def folder(path: str | Path) -> Path:
 
 
 def write_folder(path: str | Path, texts: Mapping[str, str], mark: str) -> list[Path]:
-    """Write texts by path into a folder, scripts executable; files that somebody else wrote stay, and are an error.
+    """Write texts by path into a folder, scripts executable; files that were not written here stay, and are an error.
 
     ``write_folder("plan", {"vllm/serve.sh": "#!/usr/bin/env bash …"}, "Written by …")``. A file was written here if
     it begins with the mark, or is named in a README.md that does.

@@ -150,7 +150,7 @@ def _operators(report: Report | TrainReport) -> Table:
 
 
 def report_row(report: Report) -> dict[str, Any]:
-    """One row of figures: what was asked, metrics, bound and memory; reports below each other are a table."""
+    """One row of figures: the plan, metrics, bound and memory; reports below each other are a table."""
     row = {"model": report.model.name, "gpu": report.device["name"], "engine": report.engine["name"]}
     row |= {name: report.plan[name] for name in ("gpus", "quantization", "kv_cache_dtype")}
     row |= {name: report.workload[name] for name in ("batch_size", "input_len", "output_len")}
@@ -160,7 +160,7 @@ def report_row(report: Report) -> dict[str, Any]:
 
 
 def _phase(report: Report, phase: str) -> str:
-    """The phase that was asked for; decode, or what there is."""
+    """The phase of `phase`; decode, or what there is."""
     if phase and phase not in report.phases:
         raise UnknownName("`phase`", phase, report.phases)
     return phase or list(report.phases)[-1]
@@ -363,7 +363,7 @@ def _sensitivity(report: Sensitivity) -> Page:
 
 
 def _answer(report: Sensitivity) -> Any:
-    """The picture of whatever was asked."""
+    """The picture that answers the question of this result."""
     from .plots.tornado import PICTURES
 
     return next(draw(report) for field, draw in PICTURES.values() if getattr(report, field))

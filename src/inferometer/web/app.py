@@ -133,7 +133,7 @@ class WebApp:
         }
 
     def gauges(self) -> list[Gauge]:
-        """What Prometheus is told beside the requests."""
+        """Metrics for Prometheus beside those of requests."""
         now = self.health()
         workers, jobs = now["workers"], now["jobs"]
         processes = [worker.process.pid for worker in [*self.pool.workers, *self.jobs.workers.values()]]

@@ -78,7 +78,7 @@ def _request_folder(parent: Path | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="inferometer-") as name:
             yield Path(name)
         return
-    path = parent / f"inferometer-{os.getpid()}-{next(_numbers)}"  # nobody else writes into a worker's folder
+    path = parent / f"inferometer-{os.getpid()}-{next(_numbers)}"  # no other process writes into a worker's folder
     try:
         yield path
     finally:

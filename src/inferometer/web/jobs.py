@@ -4,8 +4,8 @@ jobs = Jobs()
 job = jobs.begin("simulate", body)
 jobs.status(job.name)       # b'{"job": "3f…", "state": "running", "progress": 0.4, …}'
 
-What a job found can be asked for again while it is kept: for some hours, and in bounded memory. Its name is all that it
-takes, so that names are random and cannot be guessed.
+The result of a job can be fetched again while it is kept: for some hours, and in bounded memory. Its name is enough for
+that, so names are random and cannot be guessed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .workers import DIED_TWICE, Worker, WorkerDied
 AT_ONCE = 2
 MAX_WAITING = 8
 SECONDS = 120.0  # of one
-KEPT_HOURS = 24.0  # results, unless the server was told otherwise
+KEPT_HOURS = 24.0  # results, by default
 KEPT_JOBS = 200  # of them at most
 KEPT_BYTES = 128_000_000  # of all of them together
 
@@ -43,7 +43,7 @@ class Job(msgspec.Struct, kw_only=True):
     progress: float | None = 0.0  # share of it; None where its length is unknown
     text: str = "starting"  # the progress as text
     seconds: float = 0.0
-    ended: float = 0.0  # when it was over, or was asked for anew
+    ended: float = 0.0  # when it was over, or was submitted again
     answer: JsonAnswer | None = None
 
     @property

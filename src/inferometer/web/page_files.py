@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".html": "text/html"}
 FOREVER = "public, max-age=31536000, immutable"  # what the address of a version holds never changes
-ASK_AGAIN = "no-cache"  # may be kept, but is asked for each time: 304 where it is the same
+ASK_AGAIN = "no-cache"  # may be cached, but is requested each time: 304 where it is the same
 CHARTS = "plotly.js"
 
 
@@ -70,7 +70,7 @@ class PageFiles:
         return self._made(name, written, None if self._is_made(name, written) else path.read_bytes())
 
     def index(self) -> PageFile:
-        """The page itself: its files have addresses of this version, and its scripts are asked for at once."""
+        """The page itself: its files have addresses of this version, and its scripts are requested at once."""
         html = self.page.read_text(encoding="utf-8")
         ahead = "".join(
             f'<link rel="modulepreload" href="/static/{name}">\n  ' for name in self.paths if name.endswith(".js")

@@ -57,7 +57,7 @@ _left_out: ContextVar[frozenset[str]] = ContextVar("_left_out", default=frozense
 def left_out(*devices: str) -> Iterator[None]:
     """Plans that are bound inside have no profile of these devices: ``with left_out("h200"): bind(…)``
 
-    How well a device is met that nobody measured can be seen only on one that somebody did.
+    How well a device without measurements is met can be seen only on one that has them.
     """
     token = _left_out.set(_left_out.get() | frozenset(devices))
     try:
@@ -109,7 +109,7 @@ class PowerReach(Spec, frozen=True, kw_only=True):
 
 
 class ReachConstants(Spec, frozen=True, kw_only=True):
-    """data/reach.toml: what devices reach of their data sheets where nobody measured them."""
+    """data/reach.toml: what devices without measurements reach of their data sheets."""
 
     memory: dict[str, MemoryReach]  # by kind of memory
     power: PowerReach

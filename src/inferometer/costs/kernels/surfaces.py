@@ -20,7 +20,7 @@ from .source import Terms, p_norm
 
 Dims = Mapping[str, Value]
 TILE, WIDE_TILE = 128, 80  # cached positions that decode kernels take at once: FlashAttention 3, hopper/tile_size.h
-WIDE_HEAD = 256  # the head size with the smaller tile (64 where a layer has a window, which is not told apart)
+WIDE_HEAD = 256  # the head size with the smaller tile (64 where a layer has a window, which is taken as the same)
 
 
 class Surface(msgspec.Struct, frozen=True):

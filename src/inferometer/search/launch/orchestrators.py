@@ -245,7 +245,7 @@ def _llm_d_pool(launch: Launch, process: Process, port: int) -> dict[str, Any]:
     return {
         "create": True,
         "replicas": process.replicas,
-        # The chart counts GPUs by it; what the engine is told is in args.
+        # The chart counts GPUs by it; the engine's own flags are in args.
         "parallelism": {"tensor": process.gpus_per_node, "data": 1, "dataLocal": 1, "workers": process.nodes},
         "terminationGracePeriodSeconds": deployment_data().pod.termination_grace,
         "containers": [container],

@@ -38,7 +38,7 @@ class ServedModel(NamedTuple):
     dtype: str = "bf16"  # of the checkpoint
     quantizations: tuple[str, ...] = ()  # what the checkpoint is quantised in
     kv_cache_dtype: str = ""  # that its config asks for
-    length_limit: int = 0  # tokens of a sequence that the servers must be told; 0: the model's own
+    length_limit: int = 0  # tokens of a sequence for the servers' flag; 0: the model's own
     length_reason: str = ""
     max_len: int = 0  # of a sequence: the limit, or the model's own
     speculation: Speculation | None = None
@@ -51,11 +51,11 @@ class ServedModel(NamedTuple):
         return self.engines[name, pool.role]
 
     def weights(self, name: str, pool: PoolSpec) -> Weights:
-        """What an engine serves and is told so that the weights are as the pool has them."""
+        """What an engine serves, and its flags, so that the weights are as the pool has them."""
         return weights(self.engine(name, pool), self.name, self.dtype, self.quantizations, pool.quantization)
 
     def cache_setting(self, name: str, pool: PoolSpec) -> CacheSetting | None:
-        """What an engine is told so that the KV cache is as the pool has it; None: it cannot."""
+        """The flags of an engine with which the KV cache is as the pool has it; None: it cannot."""
         engine = self.engine(name, pool)
         dtype = pool.quantization if pool.quantization in catalog.UNQUANTIZED else self.dtype
         auto = self.kv_cache_dtype or engine.auto_cache_dtype or engine.cache_dtype.get(pool.quantization, dtype)
@@ -89,7 +89,7 @@ class ServedModel(NamedTuple):
 
 
 class ContextLength(NamedTuple):
-    """The longest sequence; ``limit``: what servers must be told, 0 where the model's own length fits."""
+    """The longest sequence; ``limit``: for the servers' flag, 0 where the model's own length fits."""
 
     longest: int
     limit: int = 0
@@ -150,7 +150,7 @@ class WeightSetting(_Since, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class CacheSetting(_Since, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an engine calls a precision of the KV cache."""
 
-    kv_cache_dtype: str  # '' it is told nothing, but see `note`
+    kv_cache_dtype: str  # '' it needs no flag, but see `note`
     note: str = ""
 
 
@@ -173,7 +173,7 @@ class PublishedCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 
 class Weights(NamedTuple):
-    """What is served, and what the engine is told about its weights."""
+    """What is served, and the engine's flags for its weights."""
 
     model: str
     quantization: str = ""

@@ -251,7 +251,7 @@ def _bars(stage: StageTimeline, timeline: StepTimeline, time: FoldedTime) -> Ite
 
 
 def _merged(bars: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Bars that touch as one: too thin to be told apart, they would leave hairlines between them."""
+    """Bars that touch as one: too thin to see one by one, they would leave hairlines between them."""
     merged: list[tuple[float, float]] = []
     for left, width in bars:
         if merged and left - sum(merged[-1]) < width * 1e-6:

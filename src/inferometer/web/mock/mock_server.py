@@ -37,7 +37,7 @@ ABANDONED = 64_000_000  # bytes after which a body is not read on
 BODY_TIMEOUT = 60.0  # s for all of a body
 BLOCK = 16  # tokens by which prompts are hashed where no cache asks for others
 LEAD_STEP = 0.02  # share of an event's lateness by which the lead follows it
-MOST_LATE = 0.005  # s of lateness that count: a machine that stalls says nothing of the usual
+MOST_LATE = 0.005  # s of lateness that count: a machine that stalls says nothing of its usual lateness
 GENERATING = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
 EVENTS = b"text/event-stream; charset=utf-8"
 

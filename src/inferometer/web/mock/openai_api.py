@@ -303,7 +303,7 @@ class Shapes:
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None = None) -> dict[str, Any]:
-    """``usage_of(512, 128)``; with what the prefix cache had, where that is asked for"""
+    """``usage_of(512, 128)``; with what the prefix cache had, where the server reports it"""
     usage: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
