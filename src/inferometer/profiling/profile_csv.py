@@ -25,7 +25,7 @@ RowKey = tuple[str, str, str]  # kind, dtype, shape
 
 
 def shape_cell(row: Mapping[str, Any]) -> str:
-    """The shape as one cell: ``shape_of({"kind": "norm", "dtype": "bf16", "m": 8, "n": 64})  # 'm=8 n=64'``"""
+    """The shape as one cell: ``shape_cell({"kind": "norm", "dtype": "bf16", "m": 8, "n": 64})  # 'm=8 n=64'``"""
     return " ".join(
         f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items() if k not in ("kind", "dtype")
     )

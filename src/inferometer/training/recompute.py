@@ -23,7 +23,6 @@ from ..network.operators.op import role_bytes
 from .backward import is_attention_core, qkv_bytes, stash
 
 RECOMPUTE_MODULES = ("core_attn", "mlp_act", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
-RECOMPUTE_METHODS = ("uniform", "block")
 DISCARDING = frozenset({"mlp_act", "moe_act", "layernorm", "mla_up_proj"})
 _LATENT = frozenset({"q_b_proj", "kv_b_proj", "rope"})  # the up-projections of MLA, and RoPE
 _DENSE, _MIXTURE = frozenset({"mlp"}), frozenset({"router", "experts", "shared"})

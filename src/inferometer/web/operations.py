@@ -21,7 +21,6 @@ from .guard import Application, Receive, Scope, Send
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # s, upper ends
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
-LOG_FORMATS = ("text", "json", "off")
 
 
 class Gauge(NamedTuple):
