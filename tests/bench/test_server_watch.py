@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,8 +13,10 @@ import numpy as np
 import pytest
 from conftest import Ran, refused
 
-from inferometer.bench import server_watch
+from inferometer.base.errors import BadValue
+from inferometer.bench import http_stream, server_watch
 from inferometer.serving.metrics import latencies
+from inferometer.serving.metrics_page import read_metrics, server_statistics
 from inferometer.serving.outcome import Outcome
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import synthetic
@@ -125,3 +129,40 @@ def test_a_server_without_traffic_is_one_sentence(serve: Callable[..., str], run
     refused(run(*plan, "--url", url, "--watch", "30"), "20 are needed: raise --watch, or let --probe")
     refused(run(*plan, "--url", "http://127.0.0.1:9"), "does not answer /metrics")
     refused(run("validate", MODEL, "--watch", "5", "--measured", "x.csv"), "--watch needs --url")
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b"HTTP/1.1 \xb2 OK\r\n\r\n", "does not speak HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\nx", "has no metrics of vLLM"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nab\r\n", "a chunk without its length"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"vllm:x 1\n" * 40_000, "it is longer than 100,000 bytes"),
+    ],
+)
+def test_what_is_no_page_is_one_sentence(
+    run: Command, monkeypatch: pytest.MonkeyPatch, answer: bytes, says: str
+) -> None:
+    monkeypatch.setattr(http_stream, "MAX_PAGE", 100_000)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def reply() -> None:
+            with contextlib.suppress(OSError):
+                connection, _ = door.accept()
+                with connection:
+                    connection.recv(10_000)
+                    connection.sendall(answer)
+
+        threading.Thread(target=reply, daemon=True).start()
+        url = f"http://127.0.0.1:{door.getsockname()[1]}"
+        refused(run("validate", MODEL, "--gpu", GPU, "--url", url, "--watch", "1"), says)
+
+
+def test_an_address_that_is_none_names_its_flag(run: Command) -> None:
+    refused(run("validate", MODEL, "--gpu", GPU, "--url", "ftp://x", "--watch", "1"), "--url must be an address")
+
+
+def test_pages_without_lengths_make_no_traffic() -> None:
+    pages = [read_metrics(f"vllm:request_success_total {n}\n") for n in (0, 100)]
+    with pytest.raises(BadValue, match="do not say how long"):
+        server_watch.traffic_between(*pages, server_statistics(*pages, 60.0))

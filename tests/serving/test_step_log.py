@@ -105,6 +105,34 @@ def test_a_file_without_steps_is_one_sentence(tmp_path: Path) -> None:
         read_step_log([written(tmp_path / "log", ["nothing of the kind"])])
 
 
+ITERATION = "Iteration(1): 0 context requests, 0 context tokens, {} generation requests, 8 generation tokens, "
+ITERATION += "iteration elapsed time: {} ms, GPU KV cache usage: 1.0%"
+RECORD = '{{"wall_time": {}, "scheduled_requests": {{"num_decode_requests": {}, "sum_decode_kv_tokens": {}}}}}'
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (ITERATION.format("9" * 40, "4.0"), "step 1: no step of an engine has such numbers"),
+        (ITERATION.format("8", "1.2.3"), "line 1: a number of the step cannot be read"),
+        (RECORD.format("1e308", 4, 4000), "no step of an engine"),
+        (RECORD.format(0.01, -5, 4000), "no step of an engine"),
+        (RECORD.format(0.01, 1e300, 1), "no step of an engine"),
+        (RECORD.format(0.01, 4, -1), "no step of an engine"),
+        ('{"scheduled_requests":' + '{"a":' * 20_000, "line 1: a record of forward-pass metrics is not valid"),
+    ],
+)
+def test_steps_that_cannot_be_are_one_sentence(tmp_path: Path, line: str, says: str) -> None:
+    with pytest.raises(BadFile, match=says):
+        read_step_log([written(tmp_path / "log", [line])])
+
+
+def test_a_file_that_does_not_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferometer.serving.step_log.MAX_WITHOUT", 2**21)
+    with pytest.raises(BadFile, match="/dev/zero has no steps"):
+        read_step_log(["/dev/zero"])
+
+
 # ------------------------------------------------------------------ pages of /metrics
 
 PAGE = """\
@@ -140,6 +168,14 @@ def test_two_pages_say_what_happened_between_them() -> None:
     assert seen.metrics["mean_itl_ms"] == pytest.approx(7.0) and seen.metrics["output_throughput"] == 400
     assert seen.metrics["median_itl_ms"] == pytest.approx(5 + 5 / 3), "2,000 of 4,000 gaps: 1,000 are below 5 ms"
     assert np.isnan(seen.queue_ms) and np.isnan(seen.prefix_cache_hit_rate), "the pages do not say it"
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-3", "1e300", "abc"])
+def test_a_counter_that_counts_nothing_is_not_there(value: str) -> None:
+    page = read_metrics(
+        f'vllm:generation_tokens_total {value}\nvllm:x_bucket{{le="²"}} 1\nvllm:prompt_tokens_total 5\n'
+    )
+    assert np.isnan(page.value("output_tokens")) and page.value("prompt_tokens") == 5 and not page.buckets
 
 
 def test_a_server_that_was_started_again_says_nothing() -> None:

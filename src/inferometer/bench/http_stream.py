@@ -10,12 +10,15 @@ each would count as the server's time. Here it is one append; parsing waits unti
 from __future__ import annotations
 
 import asyncio
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from time import perf_counter
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+MAX_PAGE = 2**26  # bytes of a plain page: /metrics of a large fleet has one or two MB
 
 
 class Refused(Exception):
@@ -70,17 +73,19 @@ async def post(url: str, body: bytes, headers: Mapping[str, str]) -> StreamedRes
 
 async def get(url: str, headers: Mapping[str, str]) -> StreamedResponse:
     """A plain page."""
-    return await _exchange("GET", url, b"", headers)
+    return await _exchange("GET", url, b"", headers, MAX_PAGE)
 
 
-async def _exchange(method: str, url: str, body: bytes, headers: Mapping[str, str]) -> StreamedResponse:
+async def _exchange(
+    method: str, url: str, body: bytes, headers: Mapping[str, str], most: float = math.inf
+) -> StreamedResponse:
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     host, port = parts.hostname or "", parts.port or (443 if secure else 80)
     loop = asyncio.get_running_loop()
     began = perf_counter()
     try:
-        transport, received = await loop.create_connection(_Received, host, port, ssl=secure or None)
+        transport, received = await loop.create_connection(lambda: _Received(most), host, port, ssl=secure or None)
     except OSError as error:
         raise Broken(f"no connection to {host}:{port} ({error.strerror or error})") from None
     try:
@@ -100,7 +105,8 @@ async def _exchange(method: str, url: str, body: bytes, headers: Mapping[str, st
 class _Received(asyncio.Protocol):
     """Collects what comes in; ``over`` is done when the answer is whole or the connection is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = math.inf) -> None:
+        self.room = most  # bytes that it may still have
         self.pieces: list[bytes] = []
         self.came: list[float] = []
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -110,12 +116,13 @@ class _Received(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.came.append(perf_counter())
         self.pieces.append(data)
+        self.room -= len(data)
         self.tail = (self.tail + data)[-16:]
         if self.left is not None:
             self.left -= len(data)
         elif len(self.pieces) == 1:
             self._announced(data)
-        if self.left == 0 or self.tail.endswith(b"\r\n0\r\n\r\n"):
+        if self.left == 0 or self.room < 0 or self.tail.endswith(b"\r\n0\r\n\r\n"):
             self._end()
 
     def _announced(self, data: bytes) -> None:
@@ -135,6 +142,8 @@ class _Received(asyncio.Protocol):
     def answer(self, began: float, sent: float) -> StreamedResponse:
         """The answer, if it is whole; else why not."""
         raw = b"".join(self.pieces)
+        if self.room < 0:
+            raise Broken(f"it is longer than {MAX_PAGE:,} bytes")
         if not raw:
             raise Broken("the server closed the connection without a response")
         end = raw.find(b"\r\n\r\n")
@@ -168,7 +177,7 @@ def _times(spans: list[tuple[int, int]], ends: list[int], moment: Any) -> Iterat
 def _head(head: bytes) -> tuple[int, dict[str, str]]:
     first, *lines = head.decode("latin-1").split("\r\n")
     status_line = first.split(None, 2)
-    if len(status_line) < 2 or not status_line[0].startswith("HTTP/1.") or not status_line[1].isdigit():
+    if len(status_line) < 2 or not status_line[0].startswith("HTTP/1.") or not status_line[1].isdecimal():
         raise Broken(f"the server does not speak HTTP: its response begins with {first[:40]!r}")
     pairs = (line.partition(":") for line in lines if line)
     return int(status_line[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
@@ -185,14 +194,16 @@ def _spans(raw: bytes, start: int, said: Mapping[str, str]) -> Iterator[tuple[in
             try:
                 length = int(size, 16)
             except ValueError:
-                raise Broken("the server does not speak HTTP: a chunk without its length") from None
+                length = -1
+            if length < 0:
+                raise Broken("the server does not speak HTTP: a chunk without its length")
             if length == 0:
                 return
             start = line + 2 + length + 2
             if start > len(raw):
                 raise Broken("the server closed the connection in the middle of a response")
             yield line + 2, line + 2 + length
-    length = int(said["content-length"]) if said.get("content-length", "").isdigit() else len(raw) - start
+    length = int(said["content-length"]) if said.get("content-length", "").isdecimal() else len(raw) - start
     if start + length > len(raw):
         raise Broken("the server closed the connection in the middle of a response")
     if length:

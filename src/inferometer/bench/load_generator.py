@@ -66,7 +66,7 @@ class Reply(msgspec.Struct, kw_only=True):
     text: str = ""
 
 
-def server_root(base_url: str) -> str:
+def server_root(base_url: str, argument: str = "base_url") -> str:
     """The address without its path: ``root("http://host:8000/v1/")  # 'http://host:8000'``"""
     from urllib.parse import urlsplit
 
@@ -76,7 +76,7 @@ def server_root(base_url: str) -> str:
     except ValueError:
         good = False
     if not good:
-        raise BadValue(f"`base_url` must be an address such as http://localhost:8000, not {abbreviate(base_url)}")
+        raise BadValue(f"`{argument}` must be an address such as http://localhost:8000, not {abbreviate(base_url)}")
     return base_url.strip().rstrip("/").removesuffix("/v1")
 
 
@@ -87,7 +87,7 @@ async def check_serves(server: BenchTarget) -> None:
             answer = await get(server_root(server.base_url) + "/v1/models", server.headers)
         served = [str(m["id"]) for m in msgspec.json.decode(answer.body)["data"]]
     except (Broken, TimeoutError) as error:
-        raise BadValue(f"no server answers at {server.base_url}: {error or 'no response in time'}") from None
+        raise BadValue(f"no server answers at {server.base_url}: {str(error) or 'no response in time'}") from None
     except (Refused, msgspec.DecodeError, LookupError, TypeError):
         return  # a server without a list of models may still serve
     if served and server.model not in served:

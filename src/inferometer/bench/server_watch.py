@@ -30,6 +30,7 @@ MOST_REQUESTS = 1000  # that a simulation is given
 PROBES = (64, 256, 1024, 2048, 64, 256, 1024, 2048)  # tokens of their prompts
 PROBE_OUTPUT = 24
 PATIENCE = 10.0  # s for a page
+MOST_TOKENS = 1e8  # of a request
 
 
 class WatchedServer(NamedTuple):
@@ -85,6 +86,8 @@ def traffic_between(before: MetricsPage, after: MetricsPage, seen: ServerStatist
 
     Their prompts share as much as its prefix cache hit.
     """
+    if not (1 <= seen.prompt_tokens <= MOST_TOKENS and 1 <= seen.output_tokens <= MOST_TOKENS):
+        raise BadValue("the pages of /metrics do not say how long prompts and answers were")
     rng = np.random.default_rng(seed)
     count = int(min(max(seen.requests, LEAST_REQUESTS), MOST_REQUESTS))
     prompts, outputs = (
@@ -131,12 +134,12 @@ def _headers(api_key: str | None) -> dict[str, str]:
 def _fetched(url: str, path: str, headers: Mapping[str, str]) -> bytes:
     async def fetch() -> bytes:
         async with asyncio.timeout(PATIENCE):
-            return (await get(server_root(url) + path, headers)).body
+            return (await get(server_root(url, "url") + path, headers)).body
 
     try:
         return asyncio.run(fetch())
     except (Broken, Refused, TimeoutError) as error:
-        raise BadValue(f"{url} does not answer {path}: {error or 'no response in time'}") from None
+        raise BadValue(f"{url} does not answer {path}: {str(error) or 'no response in time'}") from None
 
 
 def _page(url: str, headers: Mapping[str, str]) -> MetricsPage:

@@ -50,6 +50,7 @@ NAMES = {  # ours -> theirs, the first that is there
     "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
     "kv_tokens": ("sglang:max_total_num_tokens",),
 }
+MOST = 1e18  # of anything that a server counts
 _SHARES = {"kv_usage"}  # gauges of which several engines have a mean, not a sum
 
 
@@ -161,22 +162,32 @@ def read_pages(lines: Iterator[str] | list[str]) -> Iterator[MetricsPage]:
             yield MetricsPage(values, buckets, series, config, time_s)
             values, buckets, series, seen, config, time_s = {}, {}, {}, set(), {}, math.nan
         seen.add((name, labels))
-        try:
-            number = float(text)
-        except ValueError:
+        number = _number(text)
+        if number is None:
             continue
         time_s = float(stamp) / 1e3 if stamp else time_s
         if name == "vllm:cache_config_info":
             config = dict(_LABEL.findall(labels))
         elif name.endswith("_bucket"):
-            bound = dict(_LABEL.findall(labels)).get("le", "nan").replace("+Inf", "inf")
-            at = buckets.setdefault(name.removesuffix("_bucket"), {})
-            at[float(bound)] = at.get(float(bound), 0.0) + number
+            text = dict(_LABEL.findall(labels)).get("le", "")
+            bound = math.inf if text == "+Inf" else _number(text)
+            if bound is not None:
+                at = buckets.setdefault(name.removesuffix("_bucket"), {})
+                at[bound] = at.get(bound, 0.0) + number
         else:
             values[name] = values.get(name, 0.0) + number
             series[name] = series.get(name, 0) + 1
     if values:
         yield MetricsPage(values, buckets, series, config, time_s)
+
+
+def _number(text: str) -> float | None:
+    """What a counter or a gauge may be; None where it says nothing, as NaN does."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if 0 <= number <= MOST else None
 
 
 def read_metrics(text: str, where: str = "/metrics") -> MetricsPage:
@@ -213,9 +224,9 @@ def kv_cache_tokens(page: MetricsPage) -> float:
     tokens, blocks, size = (
         page.cache_config.get(name, "") for name in ("kv_cache_size_tokens", "num_gpu_blocks", "block_size")
     )
-    if tokens.isdigit():
+    if tokens.isdecimal():
         return float(tokens)
-    if blocks.isdigit() and size.isdigit():
+    if blocks.isdecimal() and size.isdecimal():
         return float(blocks) * float(size)
     return page.value("kv_tokens")
 

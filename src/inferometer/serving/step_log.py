@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from os import PathLike
 from typing import Any, NamedTuple
@@ -43,6 +43,10 @@ from .metrics_page import (
 )
 
 MAX_STEPS = 200_000  # that are kept of a log
+MOST = 1e6  # sequences or tokens of a step, and seconds
+MAX_LINE = 2**20  # bytes of one line; what is longer goes on in the next
+MAX_WITHOUT = 2**26  # bytes of a log in which there has to be a step
+MAX_PAGE_LINES = 5_000_000
 ALIKE = 0.1  # by which the sequences of two lines may differ so that steps between them are alike
 FEW_PROMPTS = 0.02  # of an interval's tokens: so few are no burden on its decode steps
 CLOCK_ERROR = 0.6  # s: two stamps of whole seconds differ by that much from what they mean, nearly always
@@ -308,10 +312,10 @@ def _prompt_step(before: dict[str, float], there: dict[str, float]) -> LoggedSte
 
 
 class ScheduledRequests(msgspec.Struct):
-    """What a step computed."""
+    """What a step computed, in the order that `LoggedStep` has."""
 
-    num_prefill_requests: float = 0
     sum_prefill_tokens: float = 0
+    num_prefill_requests: float = 0
     sum_prefill_kv_tokens: float = 0
     num_decode_requests: float = 0
     sum_decode_kv_tokens: float = 0
@@ -343,28 +347,18 @@ class ForwardPassRecords(LogReader):
         """One line of the file."""
         text = line[line.find("{") :].strip()
         try:
-            step = (
-                msgspec.json.decode(text, type=ForwardPassTrace, strict=False).fpm
-                if '"fpm"' in text
-                else msgspec.json.decode(text, type=ForwardPass, strict=False)
-            )
-        except msgspec.DecodeError as error:
+            kind: Any = ForwardPassTrace if '"fpm"' in text else ForwardPass
+            record = msgspec.json.decode(text, type=kind, strict=False)
+            step: ForwardPass = getattr(record, "fpm", record)
+        except (msgspec.DecodeError, RecursionError) as error:
             raise BadFile(f"a record of forward-pass metrics is not valid: {error}") from None
         if step.version != 1:
             raise BadFile(f"forward-pass metrics of version {step.version} are not known; version 1 is")
         sums = step.scheduled_requests
         if step.wall_time > 0 and (sums.sum_prefill_tokens or sums.num_decode_requests):
-            self.steps.append(
-                LoggedStep(
-                    sums.sum_prefill_tokens,
-                    sums.num_prefill_requests,
-                    sums.sum_prefill_kv_tokens,
-                    sums.num_decode_requests,
-                    sums.sum_decode_kv_tokens,
-                    step.wall_time,
-                    stream=f"{step.worker_id} rank {step.dp_rank}",
-                )
-            )
+            new, prompts, cached, decoding, context = msgspec.structs.astuple(sums)
+            stream = f"{step.worker_id} rank {step.dp_rank}"
+            self.steps.append(LoggedStep(new, prompts, cached, decoding, context, step.wall_time, stream=stream))
 
 
 # ------------------------------------------------------------------ pages of /metrics
@@ -396,6 +390,8 @@ class MetricsPages(LogReader):
 
     def take(self, line: str) -> None:
         """One line of a page."""
+        if len(self.lines) > MAX_PAGE_LINES:
+            raise BadFile(f"more than {MAX_PAGE_LINES:,} lines of /metrics")
         if line.startswith(self.marks):
             self.lines.append(line)
 
@@ -445,7 +441,7 @@ def clock_seconds(line: str) -> float:
 def log_lines(path: str | PathLike[str]) -> Iterator[str]:
     """The lines of a log, packed or not; bytes that are no text are replaced."""
     with open_input(input_path(str(path))) as source:
-        for line in source.file:
+        for line in iter(lambda: source.file.readline(MAX_LINE), b""):
             yield line.decode(errors="replace")
 
 
@@ -457,12 +453,15 @@ def read_step_log(paths: Sequence[str | PathLike[str]]) -> StepLog:
     readers = [make() for make in READERS]
     source = ", ".join(str(path) for path in paths)
     for path in paths:
+        unread = MAX_WITHOUT  # characters
         for number, line in enumerate(log_lines(path), 1):
+            unread -= len(line)
             for reader in readers:
                 if any(mark in line for mark in reader.marks):
                     _take(reader, line, f"{path}, line {number}")
-        if len(readers[1].steps) > MAX_STEPS:
-            break
+                    unread = MAX_WITHOUT
+            if unread < 0 or any(len(reader.steps) > MAX_STEPS for reader in readers):
+                break
     for reader in readers:
         reader.finish()
     best = next((reader for reader in readers if reader.steps), None)
@@ -473,11 +472,12 @@ def read_step_log(paths: Sequence[str | PathLike[str]]) -> StepLog:
             f"{source} has no steps{why}: a step log is a log of vLLM (of its iterations, or its lines of every 10 s) "
             "or SGLang, Dynamo's forward-pass metrics as JSON lines, or pages of /metrics one after the other"
         )
-    engine = best.engine or ("sglang" if any(r.steps for r in readers if r.engine == "sglang") else "")
+    if (number := next((k for k, step in enumerate(best.steps, 1) if not _is_possible(step)), 0)) > 0:
+        raise BadFile(f"{source}, step {number}: no step of an engine has such numbers")
     return StepLog(
         steps=best.steps[:MAX_STEPS],
         kind=best.kind,
-        engine=engine,
+        engine=best.engine or ("sglang" if any(r.steps for r in readers if r.engine == "sglang") else ""),
         source=source,
         kv_cache_tokens=best.kv_cache_tokens,
         notes=best.notes(),
@@ -485,9 +485,16 @@ def read_step_log(paths: Sequence[str | PathLike[str]]) -> StepLog:
     )
 
 
+def _is_possible(step: LoggedStep) -> bool:
+    """Whether its figures are those of some engine."""
+    counted = (step.prefill_tokens, step.prefill_seqs, step.prefill_cached, step.decode_seqs, step.seconds)
+    return all(0 <= number <= MOST for number in counted) and not (step.decode_kv < 0 or step.decode_kv > MOST**2)
+
+
 def _take(reader: LogReader, line: str, where: str) -> None:
-    take: Callable[[str], Any] = reader.take
     try:
-        take(line)
+        reader.take(line)
     except BadFile as error:
         raise BadFile(f"{where}: {error}") from None
+    except ValueError:
+        raise BadFile(f"{where}: a number of the step cannot be read") from None
