@@ -156,6 +156,8 @@ def test_what_a_router_and_a_client_look_up(server: Server) -> None:
         (COMPLETIONS, {"prompt": [1, -1]}, 400, "token ids"),
         (COMPLETIONS, {"prompt": [True]}, 400, "token ids"),
         (COMPLETIONS, {"prompt": {"a": 1}}, 400, "token ids"),
+        (COMPLETIONS, {"prompt": [[7] * 11_000] * 100}, 400, "at most 1,000,000 prompt tokens"),
+        ("/tokenize", {"prompt": "." * 1_000_001}, 400, "1,000,000 characters"),
         (COMPLETIONS, {}, 400, "must be provided and non-empty"),
         (COMPLETIONS, {"prompt": [1] * 19_995}, 400, "This model's maximum context length is 20000 tokens. However"),
         (COMPLETIONS, {"prompt": "x " * 50_000}, 400, "contains at least 20001 input tokens"),

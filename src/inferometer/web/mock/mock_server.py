@@ -34,6 +34,7 @@ LIMITS = ServerLimits(connections=16_384, answer_s=3600.0)
 MAX_BODY = 16_000_000  # bytes of one request
 MAX_BODIES = 256_000_000  # bytes of all bodies that are on the way
 ABANDONED = 64_000_000  # bytes after which a body is not read on
+MOST_TEXT = 1_000_000  # characters that /tokenize cuts: all streams wait meanwhile
 BODY_TIMEOUT = 60.0  # s for all of a body
 BLOCK = 16  # tokens by which prompts are hashed where no cache asks for others
 LEAD_STEP = 0.02  # share of an event's lateness by which the lead follows it
@@ -400,7 +401,9 @@ class MockServer:
             raise RefusedRequest('the request must be an object such as {"prompt": "…"}') from None
         if not isinstance(given.get("prompt"), str):
             raise RefusedRequest("prompt must be a text", "prompt")
-        pieces = tokens_of(given["prompt"], MAX_BODY)
+        if len(given["prompt"]) > MOST_TEXT:
+            raise RefusedRequest(f"prompt may have {MOST_TEXT:,} characters here", "prompt")
+        pieces = tokens_of(given["prompt"], MOST_TEXT)
         answer = {"count": len(pieces), "max_model_len": self.served.max_model_len, "token_strs": pieces}
         await reply(send, JsonAnswer(200, msgspec.json.encode(answer)))
 

@@ -21,6 +21,7 @@ from .filler import PromptTokens, tokens_of
 
 MOST_CHOICES = 1024  # answers to one HTTP request: prompts × n
 MOST_MESSAGES = 100_000
+MOST_TOKENS = 1_000_000  # of the prompts of one HTTP request: all streams wait while they are counted
 COMPLETION_TOKENS = 16  # max_tokens of a completion that says nothing
 
 
@@ -171,7 +172,13 @@ def _prompts(given: Any, longest: int) -> list[PromptTokens]:
                 raise RefusedRequest(
                     f"one request has at most {MOST_CHOICES:,} prompts here, not {len(given):,}", "prompt"
                 )
-            return [PromptTokens.of_text(one, longest) if isinstance(one, str) else PromptTokens(one) for one in given]
+            prompts, room = [], max(longest, MOST_TOKENS)
+            for one in given:
+                prompts.append(PromptTokens.of_text(one, longest) if isinstance(one, str) else PromptTokens(one))
+                room -= prompts[-1].num_tokens
+                if room < 0:
+                    raise RefusedRequest(f"one request has at most {MOST_TOKENS:,} prompt tokens here", "prompt")
+            return prompts
     if given is None or given == []:
         raise RefusedRequest("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     raise RefusedRequest("prompt must be a text, a list of token ids that are 0 or more, or a list of either", "prompt")
