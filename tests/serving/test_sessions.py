@@ -154,6 +154,9 @@ def test_parts_of_a_trace() -> None:
     last = rows_of(trace, np.arange(len(trace) - 1, len(trace)))
     assert last.after is not None and last.after.tolist() == [-1]
     assert cap_waits(trace, 0.1).think_s.max() <= 0.1  # type: ignore[union-attr]
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(InferometerError, match="max_idle"):
+            cap_waits(trace, wrong)
     faster = at_rate(trace, 100.0)
     assert own_rate(faster) == pytest.approx(100.0, rel=0.9) and faster.arrival_s is not None
     starts = faster.arrival_s[trace.sessions.session == 4]

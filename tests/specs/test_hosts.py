@@ -25,6 +25,10 @@ def test_a_name_a_file_and_figures_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('label = "mine"\nlaunch = 5e-6\n[engines.vllm]\nstep_floor = 1e-3\n', encoding="utf-8")
     assert host(str(path)).engines["vllm"].step_floor == 1e-3
+    path.write_text('label = "mine"\nlaunch = 5e-6\n[engines.vlm]\nstep_floor = 1e-3\n', encoding="utf-8")
+    with pytest.raises(UnknownName, match=r"'vlm'; did you mean vllm"):
+        host(str(path))
+    path.write_text('label = "mine"\nlaunch = 5e-6\n[engines.vllm]\nstep_floor = 1e-3\n', encoding="utf-8")
     assert not host(f"{path}:launch=4e-6").engines, "seconds that were seen belong to the figures they were seen with"
 
 

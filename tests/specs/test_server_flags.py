@@ -169,6 +169,28 @@ def test_bad_commands_are_sentences(run: Callable[..., Ran]) -> None:
     refused(run("analyze", "vllm serve m/x --max-num-seqs many"), "--max-num-seqs")
     refused(run("analyze", "vllm serve m/x --speculative-config nothing"), "JSON object")
     refused(run("analyze", "nowhere.yaml"), "no file")
+    refused(run("analyze", "vllm serve m/x --kv-cache-dtype"), "--kv-cache-dtype of the command needs a value")
+    refused(run("analyze", "vllm serve m/x --speculative-config " + "[" * 9000), "JSON object")
+    mixed = """--compilation-config '{"cudagraph_capture_sizes": ["a", 1]}'"""
+    refused(run("analyze", f"vllm serve m/x {mixed}"), "--compilation-config of the command does not take")
+    refused(run("analyze", """vllm serve m/x --speculative-config '{"num_speculative_tokens": 1e999}'"""), "no number")
+    refused(run("analyze", "docker run vllm/vllm-openai:v" + "9" * 5000 + " --model m/x"), "m/x")
+    refused(run("analyze", "vllm serve m/x " + "--x " * 5001), "more than 5,000 words")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: " + "[" * 50_000, "nested too deeply"),
+        ("".join(" " * k + "a:\n" for k in range(1500)), "nested too deeply"),
+        ("a0: &a0\n  - x\n" + "".join(f"a{k}: &a{k}\n" + f"  - *a{k - 1}\n" * 9 for k in range(1, 12)), "no container"),
+        ("a: b\n" * 800_001, "more than 4,000,000 characters"),
+    ],
+)
+def test_manifests_that_nobody_writes(run: Callable[..., Ran], tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    refused(run("analyze", str(path)), says)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ NEGATIVE = re.compile(
     | (runs\[\]\.)?figures\.\w+\.error
     | (runs\[\]\.)?diagnosis\.(errors|step_times)\.\w+
     | step_log\.classes\[\]\.bias
+    | tried\[\]\.(ttft|tpot|output_throughput_per_gpu)        # what a change of a flag does
     | calibration\.request                                     # seconds that every request takes more, or less
     | memory\[\]\.error
     | graph\.\w+\.blocks\[\]\.(nodes\[\]\.id|edges\[\](\[\])?|edges\[\]\.\w+)  # the ends of a picture have no number

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ..base.errors import BadValue, check_int, is_number
+from ..base.errors import BadValue, abbreviate, check_int, is_number
 from .synthetic import (
     LEAST_RATE,
     at_rate,
@@ -106,6 +106,8 @@ def load_traffic(
 
 def cap_waits(trace: Trace, max_idle: float) -> Trace:
     """The trace with no wait between turns longer than ``max_idle`` seconds: ``cap_waits(trace, 60.0)``"""
+    if not is_number(max_idle) or not 0 <= max_idle <= 1e9:
+        raise BadValue(f"`max_idle` must be seconds from 0 to 1e9, not {abbreviate(max_idle)}", field="max_idle")
     if trace.think_s is None:
         return trace
     return msgspec.structs.replace(trace, think_s=np.minimum(trace.think_s, max_idle))

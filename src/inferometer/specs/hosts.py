@@ -68,6 +68,8 @@ def _checked(given: Host) -> Host:
     if not 0.05 <= given.slowdown <= 100:
         raise BadValue(f"host {given.name}: slowdown must be a factor from 0.05 to 100, not {given.slowdown:g}")
     for engine, seen in given.engines.items():
+        if engine not in names("engines"):
+            raise UnknownName(f"engine of host {given.name}", engine, names("engines"))
         if not 0.05 <= seen.launch_factor <= 100:
             raise BadValue(f"host {given.name}: engines.{engine} launch_factor must be a factor from 0.05 to 100")
         fields = msgspec.structs.asdict(seen)

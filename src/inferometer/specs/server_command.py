@@ -33,6 +33,7 @@ _IMAGES = {"vllm": r"vllm-openai", "sglang": r"(^|/)sglang", "trtllm": r"tensorr
 _TAG = re.compile(r":v?(\d+(?:\.\d+)+)")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|\((\w+)\)|(\w+))")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+MAX_MANIFEST = 4_000_000  # characters
 _ENDS = ("&&", "||", ";", "|", "&")
 
 
@@ -190,9 +191,13 @@ def _from_manifest(text: str) -> ServerLaunch:
     manifest = input_text(text)
     if manifest is None:
         raise BadFile(f"no file {abbreviate(text)}", field="model")
+    if len(manifest) > MAX_MANIFEST:
+        raise BadFile(f"{text} has more than {MAX_MANIFEST:,} characters, which no such file has", field="model")
     launches = []
-    for document in read_yaml(manifest, text):
-        for container in _containers(document):
+    seen: set[int] = set()
+    documents = read_yaml(manifest, text)
+    for document in documents:
+        for container in _containers(document, seen):
             environment = _environment(container)
             image = str(container.get("image") or "")
             parts = [_argv(container.get(key)) for key in ("entrypoint", "command", "args")]
@@ -203,16 +208,20 @@ def _from_manifest(text: str) -> ServerLaunch:
     return next((one for one in launches if "--headless" not in one.flags), launches[0])
 
 
-def _containers(node: Any) -> Iterator[dict[str, Any]]:
-    """Every mapping that has a command or an image, from the top down."""
+def _containers(node: Any, seen: set[int]) -> Iterator[dict[str, Any]]:
+    """Every mapping that has a command or an image, from the top down; what aliases repeat comes once."""
+    if isinstance(node, dict | list):
+        if id(node) in seen:
+            return
+        seen.add(id(node))
     if isinstance(node, dict):
         if any(isinstance(node.get(key), str | list) for key in ("command", "args", "image")):
             yield node
         for value in node.values():
-            yield from _containers(value)
+            yield from _containers(value, seen)
     elif isinstance(node, list):
         for value in node:
-            yield from _containers(value)
+            yield from _containers(value, seen)
 
 
 def _argv(value: Any) -> list[str]:
@@ -248,7 +257,10 @@ def read_yaml(text: str, where: str) -> list[Any]:
     for part in re.split(r"(?m)^---.*$", text):
         lines = [_Line(len(raw) - len(raw.lstrip()), _bare(raw), raw) for raw in part.replace("\t", "  ").splitlines()]
         reader = _YamlReader(lines, where)
-        documents += [reader.block(0)] if reader.skip_blank() else []
+        try:
+            documents += [reader.block(0)] if reader.skip_blank() else []
+        except RecursionError:
+            raise BadFile(f"{where} is nested too deeply", field="model") from None
     return documents
 
 

@@ -36,6 +36,7 @@ _SPECULATION = ("method", "model", "num_speculative_tokens")
 _SECRET = re.compile(r"api-key|token$|password")  # values that are never shown
 _SWITCHES = {f"hicache_{name}": "enable_hierarchical_cache" for name in ("ratio", "size", "write_policy")}
 _SWITCHES |= {"kv_offloading_backend": "kv_offloading_size"}
+MOST_WORDS = 5000  # of a command
 _LORA_RANK = 16  # of vLLM and SGLang, where LoRA is on and nothing else is said
 
 
@@ -162,6 +163,8 @@ class _Reading:
 
     def command(self) -> ServerCommand:
         """Everything that the command says."""
+        if len(self.launch.flags) > MOST_WORDS:
+            raise BadValue(f"the command has more than {MOST_WORDS:,} words", field="model")
         given, loose = _given_flags(self.engine, self.launch.flags)
         self.model = loose[0] if loose else ""
         for one in given:
@@ -173,7 +176,10 @@ class _Reading:
             raise BadValue(f"the command names no model: give it as {needed}", field="model")
         self._local_model()
         self._quantization()
-        self._speculation()
+        try:
+            self._speculation()
+        except (ValueError, TypeError, AttributeError, OverflowError):
+            raise BadValue("the command's speculative decoding has a value that is no number", field="model") from None
         self._layout()
         self._environment()
         self._without_their_switch()
@@ -222,10 +228,9 @@ class _Reading:
                 special(use, value)
             else:
                 self.set[argument] = _converted(argument, value)
-        except ValueError:
-            raise BadValue(
-                f"{use.flag} of the command: {abbreviate(str(value))} is no value of it", field="model"
-            ) from None
+        except (ValueError, TypeError, AttributeError, OverflowError):
+            wrong = "needs a value" if value is True else f"does not take {abbreviate(str(value))}"
+            raise BadValue(f"{use.flag} of the command {wrong}", field="model") from None
 
     # ---- values that have other names here
 
@@ -461,13 +466,13 @@ def _options(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _numbers(version: str) -> list[int]:
-    return [int(piece) for piece in re.findall(r"\d+", version)]
+    return [int(piece) for piece in re.findall(r"\d{1,9}", version)]
 
 
 def _json(use: FlagUse, value: Any) -> dict[str, Any]:
     try:
         read = json.loads(str(value))
-    except ValueError:
+    except (ValueError, RecursionError):
         read = None
     if not isinstance(read, dict):
         raise BadValue(f"{use.flag} of the command takes a JSON object, not {abbreviate(str(value))}", field="model")
