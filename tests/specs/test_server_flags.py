@@ -184,6 +184,7 @@ def test_bad_commands_are_sentences(run: Callable[..., Ran]) -> None:
         ("a: " + "[" * 50_000, "nested too deeply"),
         ("".join(" " * k + "a:\n" for k in range(1500)), "nested too deeply"),
         ("a0: &a0\n  - x\n" + "".join(f"a{k}: &a{k}\n" + f"  - *a{k - 1}\n" * 9 for k in range(1, 12)), "no container"),
+        ("a: [b, }]\n", "no container"),
         ("a: b\n" * 800_001, "more than 4,000,000 characters"),
     ],
 )

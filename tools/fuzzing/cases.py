@@ -33,7 +33,7 @@ VERBS = {
 }
 WAYS = {"cli": 856.5, "api": 140, "process": 3, "signal": 0.5}  # how it is run, of a thousand; HTTP is a share of "api"
 HTTP_SHARE = 0.01
-ABSURD_SHARE = 0.65  # of commands with at least one value that nobody would give: they are to be refused
+ABSURD_SHARE = 0.7  # of commands with at least one value that nobody would give: they are to be refused
 ABSURD_BODIES = 0.7  # of bodies
 TOGETHER = 0.85  # of commands whose flags go together: those of SGLang with SGLang, of images with a model that sees
 BROKEN_SHARE = 0.12  # of commands that read a file with something wrong in it
@@ -104,7 +104,7 @@ def command(rng: random.Random, verb: str) -> tuple[list[str], dict[str, bytes],
     flags = _BASE[verb](rng, read) if verb in _BASE else {}
     head = [_subject(rng, verb, read)] if verb not in ("profile", "bench") else []
     known = options(verb)
-    apart = APART | REQUESTS if "agents" in flags else APART
+    apart = APART | REQUESTS if {"agents", "like"} & flags.keys() else APART
     pool = [name for name in known if name not in apart and name not in flags]
     for name in rng.sample(
         pool, min(len(pool), rng.choice((0, 0, 1) if verb.startswith("search") else (0, 1, 1, 2, 3, 5)))
@@ -191,7 +191,7 @@ def _subject(rng: random.Random, verb: str, read: dict[str, bytes]) -> str:
     if verb.startswith(("sensitivity", "search")):
         return rng.choice(("qwen3-0.6b", "gpt2", "llama-3.2-1b", "opt-125m")) if rng.random() < 0.9 else model(rng)
     if verb == "analyze" and rng.random() < 0.05:
-        name, data = files.sample(rng, rng.choice(("model", "model", "network")))
+        name, data = files.sample(rng, rng.choice(("model", "model", "network", "manifest")))
         read[name] = data
         return f"{FOLDER}/{name}"
     return model(rng)
@@ -200,9 +200,13 @@ def _subject(rng: random.Random, verb: str, read: dict[str, bytes]) -> str:
 def _simulated(rng: random.Random, read: dict[str, bytes]) -> dict[str, str | None]:
     flags: dict[str, str | None] = {"gpu": gpu(rng), "num_prompts": str(rng.randrange(1, 20))}
     if (kind := rng.random()) < 0.15:
-        name, read[name] = files.sample(rng, "trace")
+        name, read[name] = files.sample(rng, rng.choice(("trace", "trace", "sessions")))
         flags["trace"] = f"{FOLDER}/{name}"
-    elif kind < 0.25:
+    elif kind < 0.17:
+        name, read[name] = files.sample(rng, "sessions")
+        flags |= {"like": f"{FOLDER}/{name}", "num_sessions": "2"}
+        del flags["num_prompts"]
+    elif kind < 0.27:
         flags |= {"agents": likely(rng, options("simulate")["agents"]), "num_sessions": str(rng.randrange(1, 4))}
         del flags["num_prompts"]
     else:
@@ -332,13 +336,15 @@ _FILES_OF = {  # which files a command reads, beside its model's config
         "calibration",
         "model",
         "network",
+        "manifest",
+        "manifest",
         "model",
         "gpu",
         "config",
     ),
     "sweep": ("gpu", "profile", "calibration", "model", "config"),
     "search": ("gpu", "trace", "profile", "calibration"),
-    "simulate": ("trace", "trace", "like", "gpu", "profile", "machine", "calibration"),
+    "simulate": ("trace", "trace", "sessions", "sessions", "like", "gpu", "profile", "machine", "calibration"),
     "validate": ("measured", "measured", "memory", "step_log", "gpu"),
     "sensitivity": ("gpu", "model"),
     "train": ("gpu", "model", "network", "config"),
@@ -353,13 +359,13 @@ def _break_a_file(
     if verb not in _FILES_OF:
         return
     kind = rng.choice(_FILES_OF[verb])
-    name, data = files.sample(rng, "trace" if kind == "like" else kind)
+    name, data = files.sample(rng, "sessions" if kind == "like" else kind)
     name = f"broken-{name}"
     read[name] = files.broken(rng, data)
-    if kind in ("model", "network"):
+    if kind in ("model", "network", "manifest"):
         head[0] = f"{FOLDER}/{name}"
     else:
-        flags["profile" if kind == "machine" else kind] = f"{FOLDER}/{name}"
+        flags[{"machine": "profile", "sessions": "trace"}.get(kind, kind)] = f"{FOLDER}/{name}"
 
 
 def _make_absurd(rng: random.Random, known: Any, head: list[str], flags: dict[str, str | None]) -> None:

@@ -63,6 +63,24 @@ launch_factor = 1.001
 [engines.vllm.launch]
 prefill_attention = 0.00025
 """
+_COMPOSE = """services:
+  server:
+    image: vllm/vllm-openai:v0.15.0
+    command: --model Qwen/Qwen3-0.6B -tp 2 --max-model-len 8k --gpu-memory-utilization 0.9 --max-num-seqs 256
+"""
+_KUBERNETES = """apiVersion: apps/v1
+kind: Deployment
+metadata: {name: server}
+spec:
+  template:
+    spec:
+      containers:
+      - name: server
+        image: lmsysorg/sglang:v0.5.10
+        command: [python3, -m, sglang.launch_server]
+        args: ["--model-path", "Qwen/Qwen3-0.6B", "--tp-size", "2", "--chunked-prefill-size", "4096"]
+        env: [{name: HF_HUB_OFFLINE, value: "1"}]
+"""
 _MEMORY = "Input_Tokens,Output_Tokens,Weights (MB),KV Prefill (MB),KV Total (MB),KV Decode Delta (MB)\n"
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 ANYTHING: tuple[Any, ...] = (
@@ -123,6 +141,46 @@ def _step_log(rng: random.Random) -> tuple[str, bytes]:
     return "server.log", ("\n".join(lines) + "\n").encode()
 
 
+def _sessions(rng: random.Random) -> tuple[str, bytes]:
+    """Recorded sessions of agents: Weka's, Dynamo's or Mooncake's."""
+    form, rows = rng.choice(("weka", "dynamo", "mooncake")), []
+    for number in range(rng.randrange(1, 4)):
+        turns, t = [], 0.0
+        for turn in range(rng.randrange(1, 5)):
+            t, ids, took = t + rng.uniform(0, 9), list(range(turn + 2)), rng.uniform(0, 3)
+            new = {"t": round(t, 3), "type": "n", "in": 64 * len(ids) + 5, "out": 9, "hash_ids": ids, "api_time": took}
+            turns.append({**new, "model": "m", "think_time": 1.0})
+            if form == "mooncake":
+                rows.append(
+                    {"timestamp": int(t * 1e3), "input_length": 520 * len(ids), "output_length": 9, "hash_ids": ids}
+                )
+            elif form == "dynamo":
+                replay = {"trace_block_size": 16, "input_length": 16 * len(ids) + 3, "input_sequence_hashes": ids}
+                asked = {
+                    "request_id": f"{number}.{turn}",
+                    "request_received_ms": int(t * 1e3),
+                    "total_time_ms": int(took * 1e3),
+                }
+                event = {"schema": "dynamo.request.trace.v1", "event_type": "request_end"}
+                rows.append(
+                    {
+                        **event,
+                        "agent_context": {"session_id": str(number)},
+                        "request": {**asked, "output_tokens": 9, "replay": replay},
+                    }
+                )
+        if form == "weka":
+            rows.append(
+                {
+                    "id": str(number),
+                    "block_size": 64,
+                    "hash_id_scope": rng.choice(("local", "global")),
+                    "requests": turns,
+                }
+            )
+    return "sessions.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
 def _table(rng: random.Random, rows: list[dict[str, Any]], stem: str) -> tuple[str, bytes]:
     """Rows as CSV, JSON or JSON lines."""
     form = rng.choice(("csv", "csv", "csv", "json", "jsonl"))
@@ -151,6 +209,10 @@ def sample(rng: random.Random, kind: str) -> tuple[str, bytes]:
         return "calibration.toml", _CALIBRATION.encode()
     if kind == "machine":
         return "machine.toml", _MACHINE.encode()
+    if kind == "sessions":
+        return _sessions(rng)
+    if kind == "manifest":
+        return "manifest.yaml", rng.choice((_COMPOSE, _KUBERNETES)).encode()
     if kind == "step_log":
         return _step_log(rng)
     if kind == "profile":

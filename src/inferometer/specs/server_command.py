@@ -397,6 +397,8 @@ def _flow(text: str) -> tuple[Any, str]:
         else:
             plain = str(re.match(r"[^,\]}]*", rest)[0])  # type: ignore[index]
             item, rest = plain.strip(), rest[len(plain) :]
+            if not plain and rest[0] != ",":  # a bracket of the other kind
+                break
         items.append(item)
         rest = rest.lstrip().removeprefix(",").lstrip()
     if close == "]":
