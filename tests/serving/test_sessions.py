@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.base.errors import InferometerError
+from inferometer.base.errors import BadValue, InferometerError
 from inferometer.serving.agent_generator import fit_profile, generate_sessions, parse_agents
 from inferometer.serving.prefix_forest import HashIds, PrefixForest
 from inferometer.serving.session_builder import SessionBuilder
@@ -18,7 +19,7 @@ from inferometer.serving.session_metrics import prefix_reuse, session_columns, s
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import at_rate, own_rate
 from inferometer.serving.trace import Trace, rows_of, session_trace
-from inferometer.serving.traffic import cap_waits, first_sessions
+from inferometer.serving.traffic import cap_waits, first_sessions, load_traffic, warm_start
 from inferometer.views.files import rows_csv, sessions_csv
 
 SMALL = "chat,turns=uniform:min=1,max=5,spawn_share=0.4,subagents=2,subagent_turns=2,tool_wait=0.5"
@@ -201,3 +202,91 @@ def test_bad_agents_are_one_sentence(text: str, said: str) -> None:
     with pytest.raises(InferometerError, match=said) as error:
         parse_agents(text)
     assert "\n" not in str(error.value)
+
+
+# ------------------------------------------------------------------ warm caches at the start
+
+
+def two_sessions(outputs: int = 65) -> Trace:
+    """Two sessions of three turns by hand: a system prompt of 160 tokens that both have, then their own."""
+    build = SessionBuilder()
+    for number in range(2):
+        build.session(f"s{number}", start_s=10.0 * number)
+        turn, prompt = -1, 320
+        for wait in (0.0, 3.0, 4.0):
+            after = (turn,) if turn >= 0 else ()
+            turn = build.turn(prompt, outputs, after=after, wait_s=wait, extends=turn, prefix=("system", 160))
+            prompt += outputs + 95
+    return session_trace(build, "by hand")
+
+
+def test_a_shared_prompt_is_cached_from_the_start() -> None:
+    cold = simulate("llama-3.2-1b", "h200", trace=two_sessions())
+    warm = simulate("llama-3.2-1b", "h200", trace=two_sessions(), warm_cache="shared")
+    # whole blocks of 16: what was said before is 384 and 544 tokens, and the last token of an answer is never computed
+    assert cold.cached_tokens.tolist() == [0, 384, 544, 160, 384, 544]
+    assert warm.cached_tokens.tolist() == [160, 384, 544, 160, 384, 544]
+    assert warm.arrival_s[:1] == cold.arrival_s[:1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sessions_under_way_have_their_history_cached(seed: int) -> None:
+    trace = warm_start(two_sessions(), 0.5, seed)
+    gone = 6 - len(trace)
+    assert gone in (1, 2) and trace.sessions is not None and len(trace.sessions) == 2
+    outcome = simulate("llama-3.2-1b", "h200", trace=trace)
+    assert outcome.cached_tokens.tolist() == [0, 384, 544, 160, 384, 544][gone:]
+    assert outcome.arrival_s[0] == (3.0, 4.0)[gone - 1]  # the turn before has just ended: its tool is at work
+    assert outcome.arrival_s[3 - gone] == 10.0  # as long after the moment as after the first session's start
+
+
+@pytest.mark.parametrize("agents", ["coding-agent,turns=7,context_limit=60000", "research-agent,turns=5"])
+def test_with_an_endless_cache_warm_turns_hit_what_they_would_have(agents: str) -> None:
+    given: dict[str, Any] = {"agents": agents, "num_sessions": 8, "request_rate": 0.2, "max_idle": 5}
+    trace = load_traffic(dict(given), None).trace
+    cold = simulate("llama-3.2-1b", "h200", trace=trace, num_gpu_blocks_override=10**6)
+    warm = simulate("llama-3.2-1b", "h200", trace=warm_start(trace, 1.0, 3), num_gpu_blocks_override=10**6)
+    assert trace.sessions is not None and warm.sessions is not None
+    key = dict(zip(zip(*trace.sessions[:3], strict=True), cold.cached_tokens, strict=True))
+    rows = list(zip(*warm.sessions[:3], strict=True))
+    assert 0 < len(rows) < len(trace)
+    for row, tokens in zip(rows, warm.cached_tokens, strict=True):
+        _, agent, turn = row
+        assert tokens >= key[row] and (tokens == key[row] or (agent and not turn))  # sub-agents' system prompt is there
+
+
+@pytest.mark.parametrize("layout", [{}, {"data_parallel_size": 3, "router": "session_affinity"}])
+@pytest.mark.parametrize("policy", ["write_through", "write_back", "write_through_selective"])
+def test_a_warm_cache_never_holds_more_than_it_can(layout: dict[str, Any], policy: str) -> None:
+    tiers: dict[str, Any] = {"enable_hierarchical_cache": True, "hicache_size": 0.5, "hicache_write_policy": policy}
+    tiers |= {"engine": "sglang"}
+    given = {"agents": "chat,system_tokens=600", "num_sessions": 40, "request_rate": 1.0, "warm_cache": 0.8}
+    outcome = simulate("llama-3.2-1b", "h200", num_gpu_blocks_override=12_000, **given, **tiers, **layout)
+    assert outcome.done.all() and outcome.series["kv_used"].max() <= 1.0
+    assert all(tier.used_bytes <= tier.capacity_bytes for tier in outcome.kv_tiers)
+    assert all(tier.request_tokens.sum() == tier.hit_tokens for tier in outcome.kv_tiers)
+
+
+def test_what_the_gpu_has_no_room_for_is_in_cpu_memory() -> None:
+    """The history of both sessions, of which the GPU holds one; the older one comes from CPU memory."""
+    trace = warm_start(two_sessions(), 1.0, seed=2)
+    blocks = 60
+    outcome = simulate("llama-3.2-1b", "h200", trace=trace, num_gpu_blocks_override=blocks, kv_offloading_size=1)
+    endless = simulate("llama-3.2-1b", "h200", trace=trace)
+    assert trace.sessions is not None and sorted(trace.sessions.session[:2].tolist()) == [0, 1]
+    assert outcome.cached_tokens.tolist()[:2] == endless.cached_tokens.tolist()[:2] == [544, 384]
+    assert outcome.kv_tiers[1].hit_tokens > 0
+    assert outcome.kv_tiers[1].stored_bytes < outcome.kv_tiers[1].used_bytes  # what was there was not sent
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"agents": "chat", "warm_cache": "hot"}, "shared, or a share of the sessions above 0 and up to 1, not 'hot'"),
+        ({"agents": "chat", "warm_cache": 0}, "above 0 and up to 1, not 0"),
+        ({"warm_cache": 0.5}, "is about sessions"),
+    ],
+)
+def test_a_wrong_warm_cache_is_one_sentence(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadValue, match=said):
+        simulate("llama-3.2-1b", "h200", **more)

@@ -256,6 +256,7 @@ _LIKELY: dict[str, Any] = {  # by name, where the schema says no more than "text
     "num_sessions": lambda r: str(r.randrange(1, 5)),
     "concurrent_sessions": lambda r: str(r.randrange(1, 4)),
     "max_idle": lambda r: f"{r.uniform(0, 99):.3g}",
+    "warm_cache": lambda r: r.choice(("shared", "0.5", "1", "0", "2", "nan")),
     "kv_tiers": _tiers,
     "kv_offloading_size": lambda r: f"{10 ** r.uniform(-2, 3):.3g}",
     "kv_offloading_sizes": lambda r: r.choice(("1,10", "0.1", "1,2,4")),

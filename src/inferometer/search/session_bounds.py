@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..serving.kv_cache import PrefixTree, prefix_tree
+from ..serving.kv_cache import PrefixTree
 from ..serving.replica_pool import ReplicaPool
 from ..serving.step_clock import ContextList
 from ..serving.step_cost import StepCost
@@ -36,12 +36,11 @@ class TurnFloors(NamedTuple):
 def shareable_tokens(trace: Trace) -> np.ndarray:
     """Tokens of each prompt that some cache may have when the turn comes: what others of other sessions and agents
     share with it, or turns before it."""
-    tree: PrefixTree | None = trace.prefixes
-    if tree is None and trace.blocks is not None and trace.block_tokens > 0:
-        tree = prefix_tree(trace.blocks, trace.block_tokens, trace.input_tokens)
-    if tree is None:
-        return np.zeros(len(trace), np.int64)
-    return _shareable(trace, tree)
+    tree = trace.prefix_tree()
+    shared = np.zeros(len(trace), np.int64) if tree is None else _shareable(trace, tree)
+    if trace.warm_history is not None:
+        shared = np.maximum(shared, np.minimum(trace.warm_history, trace.input_tokens - 1))
+    return shared
 
 
 def _shareable(trace: Trace, tree: PrefixTree) -> np.ndarray:

@@ -60,7 +60,7 @@ ANSWER_ROOM = 0.05  # of the longest sequence: room for an answer above the prom
 NEAREST = 3  # plans that are simulated to the end where none holds
 MOST_GPUS = 1024  # that are tried where fewer do not do
 OF_REQUESTS = ("input_len", "output_len", "prefix_len", "window", "autoscale")  # keywords of the other search
-OF_TRAFFIC = ("agents", "like", "num_sessions", "max_idle", "request_rate", "burstiness", "seed")
+OF_TRAFFIC = ("agents", "like", "num_sessions", "max_idle", "warm_cache", "request_rate", "burstiness", "seed")
 OF_SEARCH = (
     *("num_gpus", "nodes", "goodput", "goodput_share", "objective", "mode", "finalists", "backend", "jobs"),
     *("concurrent_sessions", "router", "kv_offloading_size", *OF_REQUESTS, *OF_TRAFFIC),

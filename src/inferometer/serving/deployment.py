@@ -20,7 +20,7 @@ from .autoscaling import Autoscaler, AutoscalingOptions, check_autoscaling, with
 from .engine import EngineCore
 from .fast_path import FastPathEngine
 from .inter_token import merge_gaps
-from .kv_cache import PrefixTree, kv_transfer_seconds, lone_prompts, prefix_tree
+from .kv_cache import PrefixTree, kv_transfer_seconds, lone_prompts
 from .lockstep import LockstepServer, RankEngine
 from .outcome import POINTS, HandOver, Interrupted, Outcome, ReplicaTimeline, infeasible, merge_series
 from .pipeline import PipelineEngine
@@ -30,7 +30,7 @@ from .router import Cluster, Fleet, run_disaggregated
 from .schedulers import NO_LIMIT, NO_THRESHOLD, SCHEDULERS, SchedulerLimits
 from .sessions import Sessions
 from .sticky_replicas import merge_parts, parts_of, rows_by_replica, serve_parts
-from .tiered_replicas import replica_cache, tier_uses
+from .tiered_replicas import replica_cache, tier_uses, warm_caches
 from .trace import Trace
 
 
@@ -215,9 +215,7 @@ def _build(
 ) -> Deployment:
     """Admit the requests, and build the replicas that serve them."""
     prefix_caching = caches_prefixes(pools, options)
-    tree: PrefixTree | None = trace.prefixes if prefix_caching else None
-    if tree is None and prefix_caching and trace.blocks is not None and trace.block_tokens > 0:
-        tree = prefix_tree(trace.blocks, trace.block_tokens, trace.input_tokens)
+    tree = trace.prefix_tree() if prefix_caching else None
     if tree is None and prefix_caching and any(pool.bound_plan.plan.kv_offload for _, pool in pools):
         tree = lone_prompts(trace.input_tokens)
     admitted = _admit(trace, pools, tree)
@@ -240,12 +238,14 @@ def _build(
 
             return Deployment(admitted, source, [fleet], table, table, [], warnings, sessions, launch)
         fleets = [build_fleet(same_work, table, options, prefix_caching, tree, 0, interval, sessions)]
+        warm_caches([engine.kv_cache for engine in fleets[0].replicas], trace, admitted.rejected)
         return Deployment(admitted, source, fleets, table, table, [], warnings, sessions)
     prefill_table = RequestTable(inputs.tolist(), np.ones_like(outputs).tolist(), priority)
     source = _source(trace, pools[0][1], prefill_table, admitted, options)
     interval = _sample_interval(source, samples)
     prefill_pools, decode_pools = ([pool for role, pool in pools if role == name] for name in ("prefill", "decode"))
     prefill = build_fleet(prefill_pools, prefill_table, options, prefix_caching, tree, 0, interval, sessions)
+    warm_caches([engine.kv_cache for engine in prefill.replicas], trace, admitted.rejected)
     # a decode replica gets the KV cache of every prompt anew: it caches no prefixes
     decode = build_fleet(decode_pools, table, options, False, tree, len(prefill.replicas), interval)
     table.transferred_tokens = (inputs - 1).tolist()

@@ -305,6 +305,13 @@ class PrefixCache(KVCache):
             if not self.ref_counts[segment]:
                 self._append_free(segment, self.cached_blocks[segment])
 
+    def warm(self, i: int, tokens: int) -> None:
+        """The first tokens of a request are there from the start, as if another one that has them had just ended."""
+        blocks = min(tokens // self.block_size, self.num_blocks)
+        tokens = blocks * self.block_size
+        if blocks and self.allocate(i, PrefixCache.match_prefix(self, i, tokens + 1), tokens):
+            PrefixCache.release(self, i, blocks, tokens)
+
     # ------------------------------------------------------------------ the free queue
 
     def _evict(self, blocks: int) -> None:

@@ -38,6 +38,10 @@ class TransferLink:
     ) -> None:
         self.bandwidth = (read, write)
         self.latency, self.concurrency, self.duplex = latency, concurrency, duplex
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing was sent yet."""
         self.free_s = [0.0, 0.0]  # of each direction, when what was sent before is through
         self.under_way: tuple[list[float], list[float]] = ([], [])  # heaps: when the last transfers end
         self.bytes_sent, self.busy_s = [0.0, 0.0], [0.0, 0.0]
@@ -340,6 +344,20 @@ class TieredCache(PrefixCache):
         while store.demoted:
             pieces, store.demoted = store.demoted, []
             self._put(number + 1, pieces, now)
+
+    def warm(self, i: int, tokens: int) -> None:
+        """The first tokens of a request are there from the start, in the tiers that the policy stores them in, too."""
+        super().warm(i, tokens)
+        self.computed(i, tokens, 0.0)
+        self.counted.discard(i)
+
+    def end_warming(self) -> None:
+        """What was stored so far is there when the run begins, and no traffic of it."""
+        for tier in self.tiers:
+            tier.link.reset()
+            tier.store.evicted_blocks = 0
+            for segment, held in tier.store.held.items():
+                tier.store.held[segment] = held._replace(ready_s=0.0)
 
     def release(self, i: int, blocks: int, computed: int, *, preempted: bool = False) -> None:
         """Blocks go back into the free queue with their content; engines that store outputs do so now."""

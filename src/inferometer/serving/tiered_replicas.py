@@ -7,7 +7,7 @@ tier_uses([cache], table, hit_tokens)[1].hit_rate       # of CPU memory, if the 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from .kv_cache import KVCache, PrefixCache, PrefixTree
 from .kv_tiers import CacheTier, TieredCache, TierStore, TransferLink
 from .outcome import TierUse
 from .request_table import RequestTable, column
+from .sticky_replicas import rows_by_replica
+from .trace import Trace
 
 
 def replica_cache(
@@ -44,6 +46,28 @@ def replica_cache(
         plan.kv_offload.write_policy,
         plan.kv_offload.prompt_only,
     )
+
+
+def warm_caches(caches: Sequence[KVCache], trace: Trace, rejected: Container[int] = ()) -> None:
+    """What requests before the run have left: shared prompts on every replica, a session's history on one of them.
+
+    Histories are dealt out as sessions are with `session_affinity`; those that came last are the last to be evicted.
+    """
+    shared, history = trace.warm_shared, trace.warm_history
+    if shared is None or history is None:
+        return
+    parts = rows_by_replica(trace, len(caches)) or [np.arange(n, len(trace), len(caches)) for n in range(len(caches))]
+    for cache, rows in zip(caches, parts, strict=True):
+        if not isinstance(cache, PrefixCache) or cache.tree is None:
+            continue
+        own = np.zeros(len(trace), bool)
+        own[rows] = True
+        tokens = np.where(own, history, shared)
+        for i in np.flatnonzero(tokens).tolist():
+            if i not in rejected:
+                cache.warm(i, int(tokens[i]))
+        if isinstance(cache, TieredCache):
+            cache.end_warming()
 
 
 def _tier(

@@ -25,6 +25,7 @@ from ..base.files import input_path
 from ..base.tabular import Table, open_table
 from ..specs.arguments import signature
 from .benchmark_files import BENCHMARK_FORMATS, BenchmarkRequests, BenchmarkRun
+from .kv_cache import PrefixTree, prefix_tree
 from .prefix_forest import Prefixes
 from .session_builder import SessionBuilder
 from .sessions import Sessions, plain_sessions
@@ -41,7 +42,7 @@ from .trace_formats import (
 )
 
 CLOCK = 1e8  # an arrival later than this (three years) counts from some clock's zero, not from the trace's beginning
-_COLUMNS = ("input_tokens", "output_tokens", "arrival_s", "after", "think_s", "priority")
+_COLUMNS = ("input_tokens", "output_tokens", "arrival_s", "after", "think_s", "priority", "warm_shared", "warm_history")
 
 LEAST_MS = 1e-6  # of a measured time: less is not a measurement
 
@@ -61,6 +62,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     prefixes: Prefixes | None = None  # in place of `blocks`: what prompts share, kept per turn and not per token
     sessions: Sessions | None = None  # whose turns the requests are, and what else they wait for
     priority: np.ndarray | None = None  # int64, smaller first, for the priority policy
+    warm_shared: np.ndarray | None = None  # int64: first tokens of a prompt that all caches have at the start,
+    warm_history: np.ndarray | None = None  # and those that the cache of one replica has, `warm_shared` included
     measured: dict[str, np.ndarray] = {}  # TTFT, TPOT, E2E in ms where the file has them; nan where a row has none
     source: str = ""
     run: BenchmarkRun | None = None  # the load and the figures of the benchmark that the file is the result of
@@ -69,6 +72,12 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def __len__(self) -> int:
         return len(self.input_tokens)
+
+    def prefix_tree(self) -> PrefixTree | None:
+        """What prompts share, where the trace says so."""
+        if self.prefixes is None and self.blocks is not None and self.block_tokens > 0:
+            return prefix_tree(self.blocks, self.block_tokens, self.input_tokens)
+        return self.prefixes
 
 
 def first_requests(trace: Trace, count: int) -> Trace:

@@ -14,6 +14,9 @@ import msgspec
 import numpy as np
 
 from ..base.errors import BadValue, abbreviate, check_int, is_number
+from ..base.units import percent
+from .kv_cache import PrefixTree
+from .sessions import Sessions
 from .synthetic import (
     LEAST_RATE,
     at_rate,
@@ -44,6 +47,7 @@ TRAFFIC_DEFAULTS: Mapping[str, Any] = {  # the keywords that are about requests
     "like": None,
     "num_sessions": None,
     "max_idle": None,
+    "warm_cache": None,
 }
 OF_REQUESTS = ("input_len", "output_len", "prefix_len", "turns", "think_time", "num_prompts")  # not of agents
 
@@ -76,7 +80,7 @@ def load_traffic(
         return _generated(given, max_concurrency, concurrent_sessions)
     if given["trace"] is not None:
         return _with_sessions(_replayed(given, max_concurrency), given, concurrent_sessions)
-    for key in ("num_sessions", "max_idle"):
+    for key in ("num_sessions", "max_idle", "warm_cache"):
         if given[key] is not None:
             raise BadValue(f"`{key}` is about sessions: give `agents`, or a `trace` that has some", field=key)
     for key in ("columns", "run"):
@@ -113,6 +117,93 @@ def cap_waits(trace: Trace, max_idle: float) -> Trace:
     return msgspec.structs.replace(trace, think_s=np.minimum(trace.think_s, max_idle))
 
 
+def _warm_share(given: Any) -> float | None:
+    """Share of the sessions that are under way at the start; 0: only shared prompts are cached; None: nothing is."""
+    if given is None or given == "shared":
+        return None if given is None else 0.0
+    try:
+        share = float(given) if not isinstance(given, bool) else -1.0
+    except (TypeError, ValueError):
+        share = -1.0
+    if not 0 < share <= 1:
+        raise BadValue(
+            f"`warm_cache` must be shared, or a share of the sessions above 0 and up to 1, not {abbreviate(given)}",
+            field="warm_cache",
+        )
+    return share
+
+
+def warm_start(trace: Trace, share: float, seed: int = 0) -> Trace:
+    """The trace from a moment on at which its first sessions are under way: ``warm_start(trace, 0.5)``
+
+    Of each of them, the turns before one of the main agent's, drawn by lot, are over: that turn is sent after its wait,
+    and what came before is in the cache of a replica. Other sessions begin as long after that moment as they began
+    after the last of these. What several sessions begin with is in the caches of all replicas.
+    """
+    sessions, tree = trace.sessions, trace.prefix_tree()
+    assert sessions is not None, "see `_with_sessions`"
+    under_way = round(share * len(sessions))
+    rng, count = np.random.default_rng(seed), len(trace)
+    cut = np.full(len(sessions), -1, np.int64)
+    rows = np.flatnonzero((sessions.agent == 0) & (sessions.session < under_way))
+    turns = np.bincount(sessions.session[rows], minlength=len(sessions))
+    begin = np.cumsum(turns) - turns
+    rows = rows[np.argsort(sessions.session[rows], kind="stable")]
+    for number in np.flatnonzero(turns[:under_way] > 1).tolist():
+        cut[number] = rows[begin[number] + int(rng.integers(1, turns[number]))]
+    over = np.arange(count) < cut[sessions.session]
+    first = cut[cut >= 0]  # turns of sessions that are under way
+    shared = _shared_by_sessions(trace, sessions, tree, np.append(np.flatnonzero(sessions.turn == 0), first))
+    history = np.maximum(_history(trace, tree, over, first), shared)
+    arrival = np.zeros(count) if trace.arrival_s is None else np.nan_to_num(trace.arrival_s, nan=0.0)
+    moment = float(arrival[sessions.session < under_way].max(initial=0.0))
+    wait = np.zeros(count) if trace.think_s is None else np.nan_to_num(trace.think_s, nan=0.0)
+    arrival = np.maximum(arrival - moment, 0.0)
+    arrival[first] = wait[first]
+    changed = msgspec.structs.replace(trace, arrival_s=arrival, warm_shared=shared, warm_history=history)
+    return rows_of(changed, np.flatnonzero(~over)) if over.any() else changed
+
+
+def _shared_by_sessions(trace: Trace, sessions: Sessions, tree: PrefixTree | None, first: np.ndarray) -> np.ndarray:
+    """Tokens that the prompts of some turns begin with, and prompts of other sessions, too."""
+    shared = np.zeros(len(trace), np.int64)
+    if tree is None:
+        return shared
+    owner, last = [-1] * len(tree.first), tree.last.tolist()  # session of every segment; -2: of several
+    for i, session in enumerate(sessions.session.tolist()):
+        for segment in tree.of(i):
+            if owner[segment] not in (-1, session):
+                owner[segment] = -2
+            elif owner[segment] == -1:
+                owner[segment] = session
+    for i in first.tolist():
+        for segment in tree.of(i):
+            if owner[segment] != -2:
+                break
+            shared[i] = last[segment]
+    least: np.ndarray = np.minimum(shared, trace.input_tokens)
+    return least
+
+
+def _history(trace: Trace, tree: PrefixTree | None, over: np.ndarray, cut: np.ndarray) -> np.ndarray:
+    """Tokens of the prompts of some turns that the turns which are over have left."""
+    history = np.zeros(len(trace), np.int64)
+    if tree is None:
+        return history
+    filled, last = [0] * len(tree.first), tree.last.tolist()
+    ends = (trace.input_tokens + np.maximum(trace.output_tokens - 1, 0)).tolist()  # the last token is never computed
+    for i in np.flatnonzero(over).tolist():
+        for segment in tree.of(i):
+            filled[segment] = max(filled[segment], min(ends[i], last[segment]))
+    for i in cut.tolist():
+        for segment in tree.of(i):
+            history[i] = max(history[i], filled[segment])
+            if filled[segment] < last[segment]:
+                break
+    least: np.ndarray = np.minimum(history, trace.input_tokens)
+    return least
+
+
 def first_sessions(trace: Trace, count: int) -> Trace:
     """The first sessions of a trace, whole: ``first_sessions(trace, 10)``"""
     if trace.sessions is None or count >= len(trace.sessions):
@@ -145,7 +236,7 @@ def _generated(given: dict[str, Any], max_concurrency: int | None, concurrent: i
 def _with_sessions(traffic: LoadedTraffic, given: dict[str, Any], concurrent: int | None) -> LoadedTraffic:
     """So many sessions, so many at once, with waits up to `max_idle`."""
     trace = traffic.trace
-    asks = next((key for key in ("num_sessions", "max_idle") if given[key] is not None), None)
+    asks = next((key for key in ("num_sessions", "max_idle", "warm_cache") if given[key] is not None), None)
     asks = "concurrent_sessions" if asks is None and concurrent is not None else asks
     if asks is not None and trace.sessions is None:
         raise BadValue(f"`{asks}` is about sessions, and {trace.source} has none", field=asks)
@@ -153,9 +244,14 @@ def _with_sessions(traffic: LoadedTraffic, given: dict[str, Any], concurrent: in
         trace = first_sessions(trace, check_int("num_sessions", given["num_sessions"]))
     if given["max_idle"] is not None:
         trace = cap_waits(trace, given["max_idle"])
+    share = _warm_share(given["warm_cache"])
+    if share is not None:
+        trace = warm_start(trace, share, given["seed"])
     limited = "" if concurrent is None else f"{concurrent} sessions at a time"
     schedule = limited if traffic.schedule == "all at once" and limited else traffic.schedule
     schedule = f"{schedule}, {limited}" if limited and schedule != limited else schedule
+    if share is not None:
+        schedule += f", {percent(share)} of them under way, warm caches" if share else ", warm caches"
     return traffic._replace(trace=trace, schedule=schedule)
 
 

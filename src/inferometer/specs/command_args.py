@@ -88,6 +88,15 @@ class SessionArgs(Args):
         Annotated[float, arg("", ge=0, le=1e9)] | None,
         arg("Longest wait between turns of a session, in seconds; longer ones are cut.", metavar="S"),
     ] = None
+    warm_cache: Annotated[
+        float | str | None,
+        arg(
+            "Begin with warm caches: shared (what several sessions begin with), or the share of the sessions that are "
+            "under way at the start, with their history in the cache: 0.5.",
+            default_text="cold",
+            metavar="shared|SHARE",
+        ),
+    ] = None
 
 
 class SessionSearchArgs(SessionArgs):

@@ -135,6 +135,7 @@ class SimulatedKwargs(TypedDict, total=False):
     like: str | None
     num_sessions: int | None
     max_idle: float | None
+    warm_cache: float | str | None
 
 
 class SimulateKwargs(TypedDict, total=False):
@@ -423,6 +424,7 @@ class SessionSearchKwargs(TypedDict, total=False):
     num_sessions: int | None
     concurrent_sessions: int | None
     max_idle: float | None
+    warm_cache: float | str | None
     router: str | Sequence[str] | None
     kv_tiers: str | Iterable[str] | Mapping[str, Any] | None
     sequence_parallel: bool | None

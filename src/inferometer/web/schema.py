@@ -64,6 +64,7 @@ _TRAFFIC = {
         "num_sessions": _WHOLE,
         "concurrent_sessions": _WHOLE,
         "max_idle": _NUMBER,
+        "warm_cache": _TEXT,
         "seed": _WHOLE,
         "scheduler": _TEXT,
         "router": _TEXT,

@@ -8,12 +8,13 @@ import { traceFile } from "./tracefile.js";
 export const EXAMPLE = 200; // requests that take a moment
 const FEW = 12; // sessions that take a moment
 const LENGTHS = "A number, or a distribution: uniform:min=…,max=… lognormal:mean=…,std=… zipf:a=…,min=…,max=…";
-const SESSIONS = ["agents", "num_sessions", "concurrent_sessions", "max_idle"];
+const SESSIONS = ["agents", "num_sessions", "concurrent_sessions", "max_idle", "warm_cache"];
 const AGENTS = "Sessions instead of single requests: coding-agent, research-agent or chat, also as chat,turns=3";
 const MORE = ["burstiness", "max_concurrency", "seed", "prefill_replicas", "decode_replicas", ...SESSIONS];
 const EMPTY = { request_rate: "all at once", input_len: "as the plan", output_len: "as the plan" };
 const NUMBERS = ["request_rate", "num_prompts", "burstiness", "max_concurrency", "prefill_replicas", "decode_replicas"];
 const OF_SESSIONS = ["num_sessions", "concurrent_sessions", "max_idle"];
+const WARM = "shared: system prompts are cached; a share such as 0.5: so many sessions are under way at the start";
 
 function fields(traced) {
   const number = (name, label, value, more = {}) => ({ name, label, kind: "number", value, least: 0, ...more });
@@ -49,6 +50,7 @@ function fields(traced) {
     number("num_sessions", "Sessions", "", { least: 1, placeholder: "100, or all" }),
     number("concurrent_sessions", "Sessions at once", "", { least: 1, placeholder: "no limit" }),
     number("max_idle", "Longest wait", "", { unit: "s", placeholder: "as it is" }),
+    text("warm_cache", "Warm caches", "cold", WARM),
   ];
 }
 
@@ -93,7 +95,10 @@ export function trafficForm({ run, capacity, changed }) {
     const goals = ["ttft", "tpot"].filter((name) => ask.number(name) !== null);
     const given = { seed: ask.number("seed"), goodput: goals.map((name) => `${name}:${ask.number(name)}`).join(",") };
     for (const name of NUMBERS) given[name] = ask.number(name);
-    if (ask.value("agents") || file.trace) for (const name of OF_SESSIONS) given[name] = ask.number(name);
+    if (ask.value("agents") || file.trace) {
+      for (const name of OF_SESSIONS) given[name] = ask.number(name);
+      given.warm_cache = ask.value("warm_cache");
+    }
     if (ask.value("agents") && !file.trace) {
       given.agents = ask.value("agents");
       delete given.num_prompts;
