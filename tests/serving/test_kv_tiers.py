@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from inferometer.inference.kv_offload import parse_kv_tiers
 from inferometer.inference.request import build_request
 from inferometer.serving import deployment
 from inferometer.serving.kv_cache import prefix_tree
-from inferometer.serving.kv_tiers import CacheTier, TieredCache, TierStore, TransferLink
+from inferometer.serving.kv_tiers import LOG_POINTS, CacheTier, TieredCache, TierLog, TierStore, TransferLink
 from inferometer.serving.outcome import Outcome
 from inferometer.serving.tiered_replicas import block_bytes
 from inferometer.serving.trace import Trace
@@ -298,3 +299,39 @@ def test_an_engine_that_decodes_sees_the_end_of_a_load_two_steps_later(monkeypat
     assert late.cached_tokens[3] == at_once.cached_tokens[3] == 1024
     assert late.scheduled_s == pytest.approx(step_by_step.scheduled_s, rel=1e-9)
     assert late.scheduled_s[3] - at_once.scheduled_s[3] == pytest.approx(2 * decode_s, rel=0.05)
+
+
+# ------------------------------------------------------------------ over time
+
+
+@pytest.mark.parametrize("layout", [{}, {"data_parallel_size": 2, "router": "session_affinity"}])
+def test_tiers_over_time_end_with_what_the_tiers_say(layout: dict[str, Any]) -> None:
+    """At most 512 moments; totals only grow, nothing is ever above its size, and the last moment is the run's end."""
+    given = {"agents": "chat,turns=12,system_tokens=900", "num_sessions": 120, "request_rate": 5.0}
+    tiers = {"kv_tiers": ["cpu:size=0.02", "disk:size=0.05"]}
+    outcome = simulate(MODEL, GPU, num_gpu_blocks_override=400, **given, **tiers, **layout)
+    series = outcome.tier_series
+    assert 100 < len(series["time_s"]) <= 512 and (np.diff(series["time_s"]) > 0).all()
+    assert series["time_s"][-1] == pytest.approx(np.nanmax(outcome.finished_s), rel=0.01)
+    for tier in outcome.kv_tiers:
+        used = series[f"{tier.name}_used_bytes"]
+        assert (used >= 0).all() and used.max() <= tier.capacity_bytes * (1 + 1e-9)
+        assert used[-1] == pytest.approx(tier.used_bytes)
+        for name in ("loaded_bytes", "stored_bytes") if tier.name != "gpu" else ():
+            moved = series[f"{tier.name}_{name}"]
+            assert (np.diff(moved) >= 0).all() and moved[-1] == pytest.approx(getattr(tier, name)) and moved[-1] > 0
+    assert outcome.summary()["tier_series"]["time_s"] == series["time_s"].tolist()
+
+
+def test_a_run_without_tiers_has_no_series_of_them() -> None:
+    assert run(shared_prompts(0)).tier_series == {} == run(shared_prompts(0)).summary()["tier_series"]
+
+
+def test_a_log_thins_out_as_it_grows() -> None:
+    log, tier = TierLog(), CacheTier("cpu", 16.0, TransferLink(read=1.0, write=1.0), TierStore(10))
+    for k in range(5000):
+        if k * 0.5 >= log.next_s:
+            log.add(k * 0.5, k, [tier])
+    times = [row[0] for row in log.rows]
+    assert len(times) < 2 * LOG_POINTS and times == sorted(times) and times[-1] > 2490
+    assert max(b - a for a, b in pairwise(times)) < 8

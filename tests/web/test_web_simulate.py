@@ -108,3 +108,25 @@ def test_replicas_apart_a_lost_result_and_a_long_run_that_is_cancelled(opened: O
     page.wait_for_selector(".view-simulate .wrong:visible")
     assert page.inner_text(".view-simulate .wrong") == "cancelled"
     assert page.inner_text(FIRST).startswith("200 requests in")  # the example stays
+
+
+def test_tiers_of_the_cache_are_drawn_over_time(opened: Opened) -> None:
+    """What every tier holds never exceeds its size; all that was stored is in the parts of the run."""
+    agents = "sim_agents=coding-agent,turns%3D8,context_limit%3D60000&sim_num_sessions=20&sim_warm_cache=0.5"
+    page = opened(f"?tab=simulate&kv_offloading_size=8&gpu=l40s&model=llama-3.2-3b&{agents}")
+    page.click(".view-simulate .ask .go")
+    wait_for_first(page, "129 requests in")
+    page.locator("#chart-tiers").scroll_into_view_if_needed()
+    page.wait_for_selector("#chart-tiers .js-plotly-plot", state="attached")
+    drawn = page.eval_on_selector(
+        "#chart-tiers .js-plotly-plot", "box => box.data.map(({ name, x, y }) => ({ name, x: [...x], y: [...y] }))"
+    )
+    by_name = {one["name"]: one for one in drawn}
+    assert set(by_name) == {"GPU holds", "CPU memory holds", "loaded, CPU memory", "stored, CPU memory"}
+    held, stored = by_name["CPU memory holds"], by_name["stored, CPU memory"]
+    assert 0 < len(held["x"]) <= 512 and 4.0 < max(held["y"]) <= 8.0
+    assert held["y"][0] > 0  # warm from the start
+    gigabytes = sum(stored["y"][:-1]) * (stored["x"][1] - stored["x"][0])
+    table = page.inner_text(".view-simulate .table:has-text('tiers')")
+    shown = re.search(r"CPU memory\s+8.59 GB\s+8.59 GB\s+\S+\s+\S+ \S+\s+([\d.]+) GB", table)
+    assert shown is not None and gigabytes == pytest.approx(float(shown[1]), rel=0.01)

@@ -30,7 +30,7 @@ from .router import Cluster, Fleet, run_disaggregated
 from .schedulers import NO_LIMIT, NO_THRESHOLD, SCHEDULERS, SchedulerLimits
 from .sessions import Sessions
 from .sticky_replicas import merge_parts, parts_of, rows_by_replica, serve_parts
-from .tiered_replicas import replica_cache, tier_uses, warm_caches
+from .tiered_replicas import replica_cache, tier_series, tier_uses, warm_caches
 from .trace import Trace
 
 
@@ -442,6 +442,7 @@ def _collect(deployment: Deployment) -> Outcome:
         timelines=timelines,
         hand_over=hand_over,
         kv_tiers=tier_uses([engine.kv_cache for engine in replicas], prefill, hit_tokens),
+        tier_series=tier_series([engine.kv_cache for engine in replicas], [engine.now for engine in replicas]),
         pauses=tuple(decode.pauses if decode is prefill else [*prefill.pauses, *decode.pauses]),
         sessions=deployment.sessions,
     )

@@ -187,6 +187,7 @@ class PrefixCache(KVCache):
         self.start_block: list[int] = (first // block_size).tolist()  # per segment: blocks before it,
         self.length: list[int] = (last // block_size - first // block_size).tolist()  # its blocks,
         self.cached_blocks = [0] * len(self.length)  # those whose content is in the cache,
+        self.content_blocks = 0  # of all segments
         self.ref_counts = [0] * len(self.length)  # and the requests that use it
         self._last_anonymous = -1 << 60
         # LRU order; segment (>= 0), preempted request (~i), or anonymous (below _ANONYMOUS) -> blocks
@@ -326,6 +327,7 @@ class PrefixCache(KVCache):
                 del self.free_queue[key]
             if key >= 0:
                 self.cached_blocks[key] -= taken
+                self.content_blocks -= taken
                 if self.stores_evicted:
                     left = self.cached_blocks[key]
                     self._on_evicted(key, left, left + taken)
@@ -372,6 +374,7 @@ class PrefixCache(KVCache):
                 owns = True
             if owns and filled > cached:
                 self.cached_blocks[segment] = filled
+                self.content_blocks += filled - cached
                 self.shared_blocks[i] += filled - cached
 
 

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from .kv_cache import PrefixCache, PrefixTree
 
+LOG_POINTS = 512  # of a log, at most
 SELECTIVE_USES = 2  # of write_through_selective: write_through_threshold of SGLang's hiradix_cache.py:207 at cce0a12
 
 
@@ -147,6 +148,28 @@ class CacheTier:
         return self.link.finish(now, blocks * self.block_bytes, write=write)
 
 
+class TierLog:
+    """What a replica's tiers hold and what has gone over their links, each time that changes; of many times, few.
+
+    ``log.rows[-1]  # seconds, blocks on the GPU; of each tier its blocks, and bytes loaded from it and stored in it``
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[float, ...]] = []
+        self.next_s = self.interval = 0.0
+
+    def add(self, now: float, cached_blocks: int, tiers: Sequence[CacheTier]) -> None:
+        """How things stand now; the next time is not before an interval that grows with the run."""
+        row: list[float] = [now, cached_blocks]
+        for tier in tiers:
+            row += (tier.store.used_blocks, *tier.link.bytes_sent)
+        self.rows.append(tuple(row))
+        if len(self.rows) >= 2 * LOG_POINTS:
+            self.rows = self.rows[1::2]
+            self.interval = max(2 * self.interval, (now - self.rows[0][0]) / LOG_POINTS)
+        self.next_s = now + self.interval
+
+
 class Piece(NamedTuple):
     """Blocks of a segment that one tier has."""
 
@@ -185,6 +208,7 @@ class TieredCache(PrefixCache):
         self.loaded: dict[int, int] = {}  # request that waits with its blocks -> its cached tokens
         self.arrives_s: dict[int, float] = {}  # segment -> when it is on the GPU, last loaded
         self.clock: Callable[[], float] = lambda: 0.0
+        self.log = TierLog()
 
     # ------------------------------------------------------------------ from the tiers to the GPU
 
@@ -225,6 +249,8 @@ class TieredCache(PrefixCache):
         ready_s = self._transfer(i, pieces, now)
         for piece in pieces:
             self.arrives_s[piece.segment] = ready_s
+        if now >= self.log.next_s:
+            self.log.add(now, self.content_blocks, self.tiers)
         return ready_s
 
     def being_loaded(self, pieces: list[Piece], now: float) -> float:
@@ -314,8 +340,11 @@ class TieredCache(PrefixCache):
                 break
             if stop > 0 and (self.least_uses == 1 or self.uses[segment] >= self.least_uses):
                 pieces.append((segment, 0, stop))
+        begun = now
         for number in range(len(self.tiers)):
             now = self._put(number, pieces, now, path)
+        if begun >= self.log.next_s:
+            self.log.add(begun, self.content_blocks, self.tiers)
 
     def _put(self, number: int, pieces: Sequence[tuple[int, int, int]], now: float, path: Sequence[int] = ()) -> float:
         """Blocks of segments go into one tier, in one transfer; gives when they are there."""
@@ -358,6 +387,8 @@ class TieredCache(PrefixCache):
             tier.store.evicted_blocks = 0
             for segment, held in tier.store.held.items():
                 tier.store.held[segment] = held._replace(ready_s=0.0)
+        self.log = TierLog()
+        self.log.add(0.0, self.content_blocks, self.tiers)
 
     def release(self, i: int, blocks: int, computed: int, *, preempted: bool = False) -> None:
         """Blocks go back into the free queue with their content; engines that store outputs do so now."""
@@ -369,4 +400,7 @@ class TieredCache(PrefixCache):
         """The GPU evicts blocks of a segment: write_back stores them now."""
         held = self.tiers[0].store.held.get(segment)
         if held is None or held.start > start or held.stop < stop:
-            self._put(0, [(segment, start, stop)], self.clock())
+            now = self.clock()
+            self._put(0, [(segment, start, stop)], now)
+            if now >= self.log.next_s:
+                self.log.add(now, self.content_blocks, self.tiers)

@@ -17,6 +17,7 @@ from .sessions import Sessions
 from .trace import Trace
 
 POINTS = 4000  # samples kept at most; when there are twice as many, every second one is dropped
+TIER_POINTS = 512  # of what tiers hold and move
 COLUMNS = ("time_s", "running", "waiting", "kv_used", "tokens_per_s", "busy", "batch_tokens")
 
 
@@ -95,6 +96,7 @@ class Outcome(ComparableResult, msgspec.Struct, kw_only=True, eq=False, dict=Tru
     pauses: tuple[tuple[int, float, float], ...] = ()  # request, preempted, admitted again
     sessions: Sessions | None = None  # whose turns the requests are
     kv_tiers: tuple[TierUse, ...] = ()  # where there are tiers below the GPU
+    tier_series: dict[str, np.ndarray] = {}  # time_s, bytes that each tier holds, and those loaded and stored by then
 
     def __repr__(self) -> str:
         done = self.done
@@ -222,6 +224,24 @@ def merge_series(series: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         is_share = name in ("kv_used", "busy")
         total = np.sum([_value_at(one, name, time) for one in recorded], axis=0)
         merged[name] = total / (len(series) if is_share else 1)
+    return merged
+
+
+def merge_tier_series(series: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """What the tiers of several replicas hold and have moved, at times that all have; a shared store is one."""
+    recorded = [one for one in series if len(one.get("time_s", ()))]
+    if not recorded:
+        return {}
+    time = np.unique(np.concatenate([one["time_s"] for one in recorded]))
+    chosen = np.linspace(0, len(time) - 1, min(len(time), TIER_POINTS)).round().astype(int)
+    time = time[chosen]
+    merged = {"time_s": time}
+    for name in list(recorded[0])[1:]:
+        each = []
+        for one in recorded:
+            at = np.searchsorted(one["time_s"], time, side="right") - 1
+            each.append(np.where(at >= 0, one[name][np.maximum(at, 0)], 0.0))
+        merged[name] = np.max(each, axis=0) if name == "shared_used_bytes" else np.sum(each, axis=0)
     return merged
 
 

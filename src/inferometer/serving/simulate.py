@@ -369,6 +369,7 @@ class RunSetup(NamedTuple):
             "preemptions": int(outcome.preemptions.sum()),
             "kv_cache_tokens": outcome.kv_cache_tokens,
             "kv_tiers": [tier.plain() for tier in outcome.kv_tiers],
+            "tier_series": {name: column.tolist() for name, column in outcome.tier_series.items()},
             "max_kv_cache_usage": float(max(kv_used)) if len(kv_used) else None,
             "steps": outcome.steps,
             "autoscaling": _replicas_over_time(outcome, result["gpus"], self.gpu),

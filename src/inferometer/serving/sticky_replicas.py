@@ -16,7 +16,7 @@ import numpy as np
 
 from ..base.parallel_map import worker_pool
 from .inter_token import GapHistogram
-from .outcome import Interrupted, Outcome, TierUse, merge_series
+from .outcome import Interrupted, Outcome, TierUse, merge_series, merge_tier_series
 from .request_table import RejectionKind
 from .sessions import Sessions
 from .trace import Trace, rows_of
@@ -122,6 +122,7 @@ def merge_parts(sessions: Sessions | None, rows: Sequence[np.ndarray], parts: Se
         warnings=tuple(dict.fromkeys(warning for part in parts for warning in part.warnings)),
         timelines=timelines,
         kv_tiers=_merged_tiers(rows, parts, total, queried),
+        tier_series=merge_tier_series([part.tier_series for part in parts]),
         pauses=tuple((int(some[i]), a, b) for some, one in zip(rows, parts, strict=True) for i, a, b in one.pauses),
         sessions=sessions,
     )

@@ -16,7 +16,7 @@ from ..inference.kv_offload import block_bytes, link_bandwidth
 from ..specs.structs import KVTier
 from .kv_cache import KVCache, PrefixCache, PrefixTree
 from .kv_tiers import CacheTier, TieredCache, TierStore, TransferLink
-from .outcome import TierUse
+from .outcome import TierUse, merge_tier_series
 from .request_table import RequestTable, column
 from .sticky_replicas import rows_by_replica
 from .trace import Trace
@@ -80,6 +80,23 @@ def _tier(
     read, write = link_bandwidth(bound_plan, tier), link_bandwidth(bound_plan, tier, write=True)
     link = TransferLink(read, write, tier.latency, tier.concurrency, tier.duplex)
     return CacheTier(tier.name, bytes_each, link, store)
+
+
+def tier_series(caches: Sequence[KVCache], end_s: Sequence[float]) -> dict[str, np.ndarray]:
+    """What each tier holds over time, and the bytes that have gone over its link, of all replicas together."""
+    series = []
+    for cache, end in zip(caches, end_s, strict=True):
+        if isinstance(cache, TieredCache):
+            cache.log.add(end, cache.content_blocks, cache.tiers)
+            time, on_gpu, *rest = np.array(cache.log.rows, float).T
+            per_block = cache.tiers[0].block_bytes
+            one = {"time_s": time, "gpu_used_bytes": on_gpu * per_block}
+            for number, tier in enumerate(cache.tiers):
+                used, loaded, stored = rest[3 * number : 3 * number + 3]
+                one |= {f"{tier.name}_used_bytes": used * per_block}
+                one |= {f"{tier.name}_loaded_bytes": loaded, f"{tier.name}_stored_bytes": stored}
+            series.append(one)
+    return merge_tier_series(series)
 
 
 def tier_uses(caches: Sequence[KVCache], table: RequestTable, hit_tokens: int) -> tuple[TierUse, ...]:

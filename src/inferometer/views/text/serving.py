@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -32,7 +32,7 @@ def run(result: Mapping[str, Any], series: Mapping[str, np.ndarray] | None = Non
             *_rates(result),
             *_sessions(result.get("sessions")),
             *_tiers(result),
-            *_over_time(series or {}),
+            *_over_time(series or {}, result.get("tier_series") or {}, result.get("kv_tiers") or ()),
             *_rejections(result),
         ]
     parts += [Paragraph(f"! {warning}", style="yellow") for warning in result.get("warnings", ())]
@@ -200,8 +200,12 @@ def _autoscaled(use: Mapping[str, Any]) -> str:
     return f"autoscaled: {replicas}, {use['mean_replicas']:.2f} on average: {use['gpu_hours']:,.2f} GPU-hours{cost}"
 
 
-def _over_time(series: Mapping[str, np.ndarray]) -> list[Part]:
-    """Lines of blocks: how full the engine was from the beginning to the end."""
+def _over_time(
+    series: Mapping[str, np.ndarray],
+    tier_series: Mapping[str, Sequence[float]],
+    tiers: Sequence[Mapping[str, Any]],
+) -> list[Part]:
+    """Lines of blocks: how full the engine and the tiers below it were from the beginning to the end."""
     labels = {"running": "running", "waiting": "waiting", "kv_used": "KV cache", "busy": "busy"}
     kept = {label: series[key] for key, label in labels.items() if key in series and len(series[key]) > 1}
     if not kept or "time_s" not in series:
@@ -212,6 +216,10 @@ def _over_time(series: Mapping[str, np.ndarray]) -> list[Part]:
         top = float(np.nanmax(values))
         most = percent(top) if shares else f"{top:,.0f}"
         table.add_row(label, curve(series["time_s"], values, 1.0 if shares else top), f"up to {most}")
+    for tier in tiers[1:] if len(tier_series.get("time_s", ())) > 1 else ():
+        used = np.array(tier_series[f"{tier['name']}_used_bytes"]) / (tier["capacity_bytes"] or 1.0)
+        line = curve(np.array(tier_series["time_s"]), used, 1.0)
+        table.add_row(TIER_LABELS[tier["name"]], line, f"up to {percent(float(used.max()))}")
     return [Paragraph(""), table]
 
 

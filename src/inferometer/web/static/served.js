@@ -3,6 +3,7 @@ import { band } from "./band.js";
 import { h } from "./dom.js";
 import { table } from "./form.js";
 import { bytes, change, digits, figure, milliseconds, percent, seconds } from "./format.js";
+import { TIERS } from "./tiers.js";
 
 const goodShare = (run) =>
   run.goodput && run.request_throughput ? run.request_goodput / run.request_throughput : null;
@@ -69,8 +70,6 @@ export function sessionTable(run) {
     rows.map(([label, key]) => ({ cells: [label, ...STATISTICS.map((word) => seconds(one[`${word}_${key}`]))] })),
   );
 }
-
-const TIERS = { gpu: "GPU", cpu: "CPU memory", disk: "disk", shared: "shared store" };
 
 export function tierTable(run) {
   const tiers = run.kv_tiers ?? [];

@@ -4,6 +4,7 @@ import { h } from "./dom.js";
 import { digits, milliseconds, percent } from "./format.js";
 import { lanesChart } from "./lanes.js";
 import { palette } from "./theme.js";
+import { tiersChart } from "./tiers.js";
 
 const SPREAD = [
   ["ttft_ms", "TTFT", "ttft"],
@@ -254,6 +255,7 @@ export function simulationCharts(host, { command, rateCommand, replay, onrate, o
   host.append(replay);
   const time = chart(host, { name: "timeline", title: "", height: 460, command, onpick: (point) => onseek(point.x) });
   const lanes = lanesChart(host, command);
+  const tiers = tiersChart(host, command);
   const place = h("div", { class: "two three" });
   host.append(place);
   const spreads = Object.fromEntries(
@@ -267,6 +269,7 @@ export function simulationCharts(host, { command, rateCommand, replay, onrate, o
       time.element.hidden = place.hidden = !served;
       if (capacity?.tried?.length) byRate(rates, capacity);
       lanes.draw(served ? run : null);
+      tiers.draw(served ? run : null);
       if (served) {
         timeline(time, run);
         spread(spreads, run, before);
