@@ -265,7 +265,7 @@ json_values = st.recursive(
 
 
 @given(st.lists(json_values, max_size=5), st.booleans(), st.integers(1, 9))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 def test_lists_are_read_in_pieces_of_any_size(items: list[Any], indented: bool, block: int) -> None:
     text = json.dumps(items, ensure_ascii=False, indent=2 if indented else None).encode(errors="surrogatepass")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -156,9 +157,14 @@ def test_queues_are_what_theory_says() -> None:
 # ------------------------------------------------------------------ the winner
 
 
+@cache
+def small() -> inferometer.Search:
+    return search("llama-3.1-8b", gpu="h200", **SMALL)
+
+
 @pytest.mark.slow
 def test_the_winner_holds_on_the_whole_cluster_and_not_much_more() -> None:
-    result = search("llama-3.1-8b", gpu="h200", **SMALL)
+    result = small()
     assert result.feasible and result.winner is not None and result.winner.trial is not None
     best, rate = result.winner.pools[0], result.winner.trial.request_rate
     shares = []
@@ -189,7 +195,7 @@ def _pools(plan: Candidate) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_what_is_said_is_what_was_found() -> None:
-    result = search("llama-3.1-8b", gpu="h200", **SMALL)
+    result = small()
     values = [
         plan.simulated.output_throughput_per_gpu
         for plan in result.plans
@@ -223,7 +229,7 @@ def test_a_rate_is_carried_by_as_few_gpus_as_can_be() -> None:
 
 @pytest.mark.slow
 def test_objectives_choose_differently() -> None:
-    kwargs = {**SMALL, "goodput": "ttft:500,tpot:40"}
+    kwargs = {**SMALL, "goodput": "ttft:500,tpot:40", "mode": "aggregated", "finalists": 4}
     fast = search("llama-3.1-8b", gpu="h200", objective="latency", **kwargs)
     much = search("llama-3.1-8b", gpu="h200", objective="throughput", **kwargs)
     assert fast.winner and much.winner and fast.winner.simulated and much.winner.simulated
@@ -359,6 +365,7 @@ def test_speculation_is_part_of_the_plan() -> None:
         "data_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "objective": "latency",
+        "finalists": 3,
     }
     plain = search("deepseek-v3", gpu="h200", **kwargs)
     quick = search("deepseek-v3", gpu="h200", speculative_config=draft, **kwargs)
