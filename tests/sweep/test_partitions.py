@@ -123,7 +123,7 @@ def test_flags_of_a_folder_need_one(run: Any, tmp_path: Path, flags: list[str]) 
         assert ran.code == 2 and f"{flags[0]} needs a folder for the results: -o DIR/" in ran.err
 
 
-_LARGE = {"batch_size": "1:700:1", "input_len": "16:16000:16", "output_len": "64:192:64"}  # 2,100,000 points
+_LARGE = {"batch_size": "1:650:1", "input_len": "16:16000:16", "output_len": "64:128:64"}  # a whole part and a quarter
 _MEDIUM = {"batch_size": "1:280:1", "input_len": "16:16000:16", "tensor_parallel_size": "1,2"}  # two parts, two chunks
 
 
@@ -141,13 +141,13 @@ def test_kill_9_and_resume(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)  # which ends when no worker holds the pipes
     done = names(folder)
-    assert 1 <= len(done) < 3 and all(len(name) == len("part-00000.parquet") for name in done)
+    assert 1 <= len(done) <= 2 and all(len(name) == len("part-00000.parquet") for name in done)
     ran = subprocess.run([*command, "--resume"], env=environment, capture_output=True, text=True)
-    assert ran.returncode == 0 and "2,100,000 points" in ran.stderr and not ran.stdout
+    assert ran.returncode == 0 and "1,300,000 points" in ran.stderr and not ran.stdout
     import pyarrow.parquet as parquet
 
     counts = [parquet.read_metadata(folder / name).num_rows for name in names(folder)]
-    assert sum(counts) == 2_100_000
+    assert sum(counts) == 1_300_000
     assert sorted(path.name for path in folder.iterdir()) == ["_manifest.json", *names(folder)]
 
 
