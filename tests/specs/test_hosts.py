@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from inferometer.costs.host import host_seconds, launch_seconds, state_groups
 from inferometer.costs.step import Group, Step
 from inferometer.inference.request import build_request
 from inferometer.specs import catalog
-from inferometer.specs.hosts import host, hosted_engine
+from inferometer.specs.hosts import host, hosted_engine, is_machine
 
 ROWS = Path(__file__).parents[2] / "benchmarks" / "data" / "h200_host.csv"
 
@@ -29,6 +30,9 @@ def test_a_name_a_file_and_figures_of_ones_own(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match=r"'vlm'; did you mean vllm"):
         host(str(path))
     path.write_text('label = "mine"\nlaunch = 5e-6\n[engines.vllm]\nstep_floor = 1e-3\n', encoding="utf-8")
+    packed = tmp_path / "mine.toml.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert is_machine(str(packed)) and host(str(packed)).engines == host(str(path)).engines
     assert not host(f"{path}:launch=4e-6").engines, "seconds that were seen belong to the figures they were seen with"
 
 

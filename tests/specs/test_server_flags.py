@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from inferometer.specs.arguments import arguments
 from inferometer.specs.command_args import ServingArgs
 from inferometer.specs.plan_args import PlanArgs
-from inferometer.specs.server_command import read_yaml, server_launch, split_command
+from inferometer.specs.server_command import is_server_command, read_yaml, server_launch, split_command
 from inferometer.specs.server_flags import flag_table, known_flags, server_command
 
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -136,6 +137,13 @@ def test_manifests(tmp_path: Path, run: Callable[..., Ran]) -> None:
     empty = tmp_path / "none.yaml"
     empty.write_text("a: 1\n")
     refused(run("analyze", empty), "no container that starts")
+
+
+def test_a_packed_manifest_is_read(tmp_path: Path) -> None:
+    text = "services:\n  a:\n    image: vllm/vllm-openai:v0.15.0\n    command: --model Qwen/Qwen3-8B -tp 2\n"
+    (tmp_path / "compose.yaml.gz").write_bytes(gzip.compress(text.encode()))
+    assert is_server_command(str(tmp_path / "compose.yaml.gz"))
+    assert server_command(str(tmp_path / "compose.yaml.gz")).arguments["tensor_parallel_size"] == 2
 
 
 def test_analyze_explains_a_command(run: Callable[..., Ran]) -> None:

@@ -152,6 +152,12 @@ def file_stem(path: Path) -> str:
     return Path(path.stem).stem if path.suffix in PACKED else path.stem
 
 
+def has_ending(name: str, *endings: str) -> bool:
+    """Whether a file is named as one of a kind, packed or not: ``has_ending("x.toml.gz", ".toml")  # True``"""
+    packing = next((end for end in PACKED if name.endswith(end)), "")
+    return name.removesuffix(packing).endswith(endings)
+
+
 def is_input(path: Path) -> bool:
     """Whether there is something to read, a pipe included; a folder is not."""
     return descriptor(path) is not None or (path.exists() and not path.is_dir())

@@ -10,6 +10,7 @@ import click
 
 from ..base.errors import BadValue
 from ..base.extras import require_library
+from ..base.input_file import has_ending
 from ..specs.arguments import Args, Argument, arguments, flag
 from ..specs.machine_args import TargetArgs
 from ..specs.plan_args import PlanArgs
@@ -101,7 +102,7 @@ class Command(HelpMixin):
             from .config_file import with_config
 
             args = with_config(self, ctx, args)
-        if any(" " in arg or arg.endswith((".yml", ".yaml")) for arg in args) and not ctx.resilient_parsing:
+        if any(" " in arg or has_ending(arg, ".yml", ".yaml") for arg in args) and not ctx.resilient_parsing:
             from .config_file import with_server_command
 
             args = with_server_command(self, ctx, args)

@@ -15,7 +15,7 @@ import msgspec
 
 from ..base.errors import BadFile, BadValue, UnknownName, abbreviate, about
 from ..base.files import convert, input_path, read_toml
-from ..base.input_file import file_stem, is_input
+from ..base.input_file import file_stem, has_ending, is_input
 from .catalog import names, registered_name, shipped
 from .device_names import is_same
 from .structs import Engine, Hardware, Host
@@ -38,7 +38,7 @@ _TRITON = ("moe", "scan", "chunk_scan", "state_update")  # Python of custom oper
 def host(text: str = DEFAULT_HOST) -> Host:
     """A name, or a file that ``profile`` wrote, with figures of your own: ``host("server:launch=3e-6")``"""
     name, _, overrides = str(text).strip().partition(":")
-    if name.endswith(".toml") or os.sep in name or name == "-":
+    if has_ending(name, ".toml") or os.sep in name or name == "-":
         path = input_path(name)
         if not is_input(path):
             raise BadFile(f"no host file {abbreviate(name)}")
@@ -88,7 +88,7 @@ def _checked(given: Host) -> Host:
 
 def is_machine(path: str | None) -> bool:
     """Whether a profile is the file of a machine, not of kernels: ``is_machine("machine.toml")  # True``"""
-    return path is not None and path.endswith(".toml")
+    return path is not None and has_ending(path, ".toml")
 
 
 @about("profile")

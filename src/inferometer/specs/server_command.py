@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ..base.errors import BadFile, BadValue, abbreviate
 from ..base.files import input_text
+from ..base.input_file import has_ending
 
 _LAUNCHER = re.compile(
     r"\bvllm\s+serve\b|\bvllm\.entrypoints|\bsglang\.launch_server\b|\bsglang\s+serve\b|\btrtllm-serve\b"
@@ -49,7 +50,7 @@ class ServerLaunch(NamedTuple):
 def is_server_command(text: str) -> bool:
     """Whether a model's name is none, but a command or a manifest: ``is_server_command("vllm serve Qwen/Qwen3-8B")``"""
     shell = bool(_LAUNCHER.search(text)) or ("vllm-openai" in text and " " in text.strip())
-    return shell or text.endswith((".yml", ".yaml")) or bool(_other_engine(text))
+    return shell or has_ending(text, ".yml", ".yaml") or bool(_other_engine(text))
 
 
 def _other_engine(text: str) -> str:
@@ -61,7 +62,7 @@ def _other_engine(text: str) -> str:
 
 def server_launch(text: str) -> ServerLaunch:
     """The server that a command or a file starts; of several, the first one that answers requests."""
-    if text.endswith((".yml", ".yaml")) and not any(space in text for space in " \n"):
+    if has_ending(text, ".yml", ".yaml") and not any(space in text for space in " \n"):
         return _from_manifest(text)
     launch = _located(split_command(text), {})
     if launch is None:
