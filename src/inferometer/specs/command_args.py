@@ -105,19 +105,11 @@ class SessionSearchArgs(SessionArgs):
     GROUP: ClassVar[str] = "Sessions"
     router: Annotated[
         str | Sequence[str] | None,
-        arg(
-            "Routers to try: session_affinity, prefix_aware, least_loaded, round_robin.",
-            default_text="session_affinity,prefix_aware",
-            metavar="WORD,…",
-        ),
+        arg("Routers to try, those of simulate.", default_text="session_affinity,prefix_aware", metavar="WORD,…"),
     ] = None
     kv_tiers: Annotated[
         str | Iterable[str] | Mapping[str, Any] | None,
-        arg(
-            "Tiers below CPU memory that all plans have: disk:size=2000 shared:size=20000,read=40 (GiB, GB/s).",
-            metavar="TIER:KEY=VALUE,…",
-            several=True,
-        ),
+        arg("Tiers that all plans have: disk:size=2000,read=6 (GiB, GB/s).", metavar="TIER:KEY=VALUE,…", several=True),
     ] = None
 
 
