@@ -104,8 +104,7 @@ def bind(
     )
     answers = kernels.sources(engine, efficiency, places, nominal_device or device, formats, profile, device)
     answers = power.capped(answers, device, plan.power_cap)
-    if env["kv_bytes"] < env["act_bytes"]:
-        engine = host.with_rounded_cache(engine)
+    engine = host.with_cache_launches(engine, rounded=bool(env["kv_bytes"] < env["act_bytes"]))
     return BoundPlan(model, device, engine, plan, env, answers, tuple(notes), hf_token)
 
 

@@ -103,15 +103,15 @@ def state_groups(blocks: tuple[Block, ...]) -> int:
     return -(-recurrent // (recurrent if recurrent < 1.5 * attending else least)) if recurrent else 0
 
 
-def with_rounded_cache(engine: Engine) -> Engine:
-    """The engine where keys and values are rounded as they are written: ``with_rounded_cache(vllm).launch["kv_write"]``
+def with_cache_launches(engine: Engine, rounded: bool) -> Engine:
+    """The engine with its launches to write a KV cache: ``with_cache_launches(vllm, True).launch["kv_write"]``
 
-    Queries are rounded, too, and scales are spread over the heads: calls for each layer beside those of a plain write.
+    Where keys and values are rounded queries are, too, and scales are spread over the heads: more calls for each layer.
     """
-    rounded = engine.launch.get(ROUNDED_WRITE)
-    if rounded is None:
+    seconds = engine.launch.get(ROUNDED_WRITE)
+    if not rounded or seconds is None:
         return engine
-    return msgspec.structs.replace(engine, launch={**engine.launch, "kv_write": rounded})
+    return msgspec.structs.replace(engine, launch={**engine.launch, "kv_write": seconds})
 
 
 @cache_by_identity(64)
