@@ -178,6 +178,14 @@ def test_a_counter_that_counts_nothing_is_not_there(value: str) -> None:
     assert np.isnan(page.value("output_tokens")) and page.value("prompt_tokens") == 5 and not page.buckets
 
 
+def test_a_histogram_without_its_sum_or_its_buckets() -> None:
+    lines = 'vllm:x_bucket{{le="8"}} {0}\nvllm:request_prompt_tokens_count {0}\n'
+    first, second = (read_metrics(lines.format(n) + f"vllm:request_prompt_tokens_sum {90 * n}\n") for n in (5, 10))
+    assert distribution(first, second, "prompt_lengths").sample(4, np.random.default_rng(1)).tolist() == [90] * 4
+    cut = read_metrics(lines.format(10))
+    assert not distribution(first, cut, "prompt_lengths").number, "a mean of -90 tokens is none"
+
+
 def test_a_server_that_was_started_again_says_nothing() -> None:
     seen = server_statistics(read_metrics(SECOND), read_metrics(FIRST), 10.0)
     assert np.isnan(seen.preemptions) and np.isnan(seen.requests) and not seen.metrics

@@ -101,7 +101,9 @@ class MetricHistogram(NamedTuple):
         """So many whole values with this distribution and its mean, at least 1 each."""
         shares = (np.arange(count) + rng.random(count)) / count
         values = np.array([self.quantile(share) for share in shares])
-        if values.mean() > 0:
+        if not self.counts.sum() > 0:
+            values = np.full(count, self.mean)
+        elif values.mean() > 0:
             values = values * (self.mean / values.mean())
         drawn: np.ndarray = np.maximum(1, np.rint(rng.permutation(values))).astype(np.int64)
         return drawn
@@ -208,7 +210,7 @@ def distribution(before: MetricsPage, after: MetricsPage, ours: str) -> MetricHi
     """What a histogram gained between two readings."""
     name = after.name_of(ours)
     none = MetricHistogram(0.0, 0.0, np.zeros(0), np.zeros(0))
-    if not name or f"{name}_count" not in after.values:
+    if not name or not {f"{name}_count", f"{name}_sum"} <= after.values.keys():
         return none
     count, total = (
         after.values.get(name + end, 0.0) - before.values.get(name + end, 0.0) for end in ("_count", "_sum")
@@ -216,7 +218,7 @@ def distribution(before: MetricsPage, after: MetricsPage, ours: str) -> MetricHi
     there, was = after.buckets.get(name, {}), before.buckets.get(name, {})
     bounds = np.array(sorted(there), float)
     gained = np.diff([there[bound] - was.get(bound, 0.0) for bound in bounds.tolist()], prepend=0.0)
-    return MetricHistogram(count, total, bounds, np.maximum(gained, 0.0)) if count > 0 else none
+    return MetricHistogram(count, total, bounds, np.maximum(gained, 0.0)) if count > 0 and total >= 0 else none
 
 
 def kv_cache_tokens(page: MetricsPage) -> float:
