@@ -235,7 +235,7 @@ def test_objectives_choose_differently() -> None:
     assert fast.winner and much.winner and fast.winner.simulated and much.winner.simulated
     assert fast.winner.simulated.e2el_ms < much.winner.simulated.e2el_ms
     assert fast.winner.simulated.output_throughput < much.winner.simulated.output_throughput
-    cheap = search("llama-3.1-8b", gpu="h200:price_per_hour=40,h100-sxm", objective="cost", **kwargs)
+    cheap = search("llama-3.1-8b", gpu="h200:price_per_hour=40,h100-sxm", objective="cost", request_rate=10.0, **kwargs)
     assert cheap.winner and cheap.winner.gpu == "h100-sxm"
     plans = [
         plan.simulated.cost_per_million_output_tokens
@@ -258,6 +258,7 @@ def test_gpus_that_stay_idle_are_counted_and_said() -> None:
         tensor_parallel_size=2,
         pipeline_parallel_size=1,
         mode="aggregated",
+        finalists=1,
         **{**SMALL, "num_gpus": 3},
     )
     assert result.winner and result.winner.idle_gpus == 1 and "1 of the 3 GPUs stays idle" in result.warnings
@@ -268,7 +269,14 @@ def test_gpus_that_stay_idle_are_counted_and_said() -> None:
 @pytest.mark.slow
 def test_every_plan_that_is_not_possible_has_its_reason() -> None:
     result, table, rejected = search_with_table(
-        "llama-3.1-70b", "h100-sxm", num_gpus=3, input_len=3000, output_len=300, goodput="ttft:400,tpot:30", relax=False
+        "llama-3.1-70b",
+        "h100-sxm",
+        num_gpus=3,
+        input_len=3000,
+        output_len=300,
+        goodput="ttft:400,tpot:30",
+        relax=False,
+        finalists=1,
     )
     rows = plan_rows(table, rejected)
     assert all(bool(row["reason"]) != row["possible"] for row in rows)
@@ -365,7 +373,7 @@ def test_speculation_is_part_of_the_plan() -> None:
         "data_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "objective": "latency",
-        "finalists": 3,
+        "finalists": 1,
     }
     plain = search("deepseek-v3", gpu="h200", **kwargs)
     quick = search("deepseek-v3", gpu="h200", speculative_config=draft, **kwargs)
@@ -454,5 +462,6 @@ def test_a_budget_that_a_prompt_fills_is_named(budget: int, warned: bool) -> Non
         max_num_batched_tokens=budget,
         max_num_seqs=64,
         goodput="ttft:5000,tpot:100",
+        finalists=1,
     )
     assert any("fits into a step" in warning for warning in result.warnings) == warned
