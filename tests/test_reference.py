@@ -39,6 +39,7 @@ def test_pages_are_current() -> None:
     assert not stale, "run `make schema`"
 
 
+@pytest.mark.slow
 def test_every_key_has_a_meaning() -> None:
     assert not json_keys.without_meaning(), "a comment beside the field, or tools/reference_pages/meanings.toml"
 

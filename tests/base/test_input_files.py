@@ -132,6 +132,7 @@ def test_a_pipe_is_read_once_and_known_afterwards() -> None:
     os.close(ours)
 
 
+@pytest.mark.slow
 def test_parquet_comes_through_pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -165,6 +166,7 @@ def test_a_pipe_that_does_not_block_is_waited_for() -> None:
     os.close(ours)
 
 
+@pytest.mark.slow
 def test_parquet_with_a_byte_changed_is_one_sentence(tmp_path: Path) -> None:
     """pyarrow has errors of every kind, some of them no ValueError."""
     arrow = pytest.importorskip("pyarrow")
@@ -264,6 +266,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(json_values, max_size=5), st.booleans(), st.integers(1, 9))
 @settings(deadline=None, max_examples=80)
 def test_lists_are_read_in_pieces_of_any_size(items: list[Any], indented: bool, block: int) -> None:

@@ -74,6 +74,7 @@ def test_an_error_of_a_process_is_the_error_here() -> None:
     assert "in a worker process" in raised.value.__notes__[0]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownName, match="dask"):
         check_backend("dusk")

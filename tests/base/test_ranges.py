@@ -93,6 +93,7 @@ def test_what_makes_no_sense_is_a_sentence(text: object, sentence: str) -> None:
     assert str(error.value).startswith(FLAG) and sentence in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_an_axis_has_an_end() -> None:
     assert len(numbers(FLAG, f"1:{MAX_VALUES}:1", whole=True)) == MAX_VALUES
     with pytest.raises(BadValue, match="more than 1,000,000 values"):

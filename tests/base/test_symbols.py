@@ -91,6 +91,7 @@ formulas = st.recursive(
 bindings = st.fixed_dictionaries({word: st.integers(1, 1000).map(float) for word in NAMES})
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(formulas, bindings)
 def test_javascript_means_the_same(formula: Expr, env: dict[str, float]) -> None:
@@ -135,6 +136,7 @@ def test_shared_parts_are_computed_once() -> None:
     assert program({"tokens": 3.0, "hidden_size": 5.0}) == [16.0, 17.0, 15.0]
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(st.lists(formulas, min_size=1, max_size=4), st.lists(bindings, min_size=1, max_size=3), st.sampled_from(NAMES))
 def test_a_compiled_program_gives_the_very_same(some: list[Expr], envs: list[dict[str, float]], zero: str) -> None:

@@ -596,6 +596,7 @@ def test_a_client_that_cannot_keep_up_notices(server: Fake) -> None:
 # ------------------------------------------------------------------ pieces
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 40), max_size=6), st.booleans(), st.data())
 def test_an_answer_is_read_however_it_is_cut(lengths: list[int], chunked: bool, data: st.DataObject) -> None:
     """Chunks, and pieces of the network across them: the same events, each at the moment its last byte came."""

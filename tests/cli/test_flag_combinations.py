@@ -29,6 +29,7 @@ def test_lengths_per_layer_stand_alone(run: Run, flag: str, more: tuple[str, ...
     refused(ran, f"per-layer lengths cannot be combined with {flag}")
 
 
+@pytest.mark.slow
 def test_lengths_per_layer_count_the_tokens_of_images(run: Run) -> None:
     """576 tokens of a LLaVA image and 64 of text; half of the image's are dropped after two layers."""
     image = ("analyze", "llava-1.5-7b", "--images", "1x336x336", "--json")

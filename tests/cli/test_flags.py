@@ -221,6 +221,7 @@ def test_show_hardware_publishes_the_keys_of_a_hardware_file(run: Run) -> None:
     assert {"memory", "memory_bandwidth", "flops", "links"} <= set(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "code"),
     [

@@ -206,6 +206,7 @@ def test_bad_requests_end_with_2(run: Run, more: tuple[str, ...], sentence: str)
     assert ran.code == 2 and sentence in ran.err
 
 
+@pytest.mark.slow
 def test_a_trace_on_the_command_line(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "few.csv"
     lines = ["arrival_s,input_tokens,output_tokens", *(f"{n / 10},{400 + n % 200},{50 + n % 30}" for n in range(400))]
@@ -227,6 +228,7 @@ def test_a_trace_on_the_command_line(run: Run, tmp_path: Path) -> None:
     assert ran.code == 0 and "few.csv" in ran.out and "at 10/s" in ran.out
 
 
+@pytest.mark.slow
 def test_csv_of_nothing_has_its_columns(run: Run, tmp_path: Path) -> None:
     """Two pools do not fit on one GPU: no plan was even looked at."""
     path = tmp_path / "plans.csv"

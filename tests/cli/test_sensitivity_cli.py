@@ -38,6 +38,7 @@ def test_json_is_keyed_by_the_hardware_file(run: Run) -> None:
     assert data["figures"]["links.pcie.bandwidth"]["used"] is False
 
 
+@pytest.mark.slow
 def test_the_table_for_people(run: Run) -> None:
     ran = run("sensitivity", "llama-3.1-8b", "--gpu", "h200", "--batch-size", "8", "--target", "tpot:4", "ttft:300")
     assert ran.code == 0

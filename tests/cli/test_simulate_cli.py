@@ -313,6 +313,7 @@ def test_real_traces_run_as_they_are(shared: Path) -> None:
     assert not np.isnan(done.finished_s).any() and not done.rejected
 
 
+@pytest.mark.slow
 def test_limits_of_goodput_may_follow_each_other_as_in_vllm_bench_serve(run: Command) -> None:
     """`--goodput ttft:500 tpot:50`, wherever the model stands; a metric that does not exist is told as ever."""
     commas = run("simulate", MODEL, *SMALL, "--json", "--goodput", "ttft:50,tpot:5")

@@ -128,6 +128,7 @@ def test_physics_holds_on_every_device() -> None:
     assert not idle, f"exceptions that nothing needs any more: {idle}"
 
 
+@pytest.mark.slow
 def test_physics_holds_on_some_devices() -> None:
     """A sample of the above that takes no time."""
     assert not unnamed(violations(["a100-sxm-80gb", "h100-sxm", "b200"], ["llama-3.1-8b"], ["vllm"]))

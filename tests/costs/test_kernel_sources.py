@@ -420,6 +420,7 @@ def test_a_format_timed_on_a_relative_comes_before_another_format_timed_here() -
     assert 0.7 < took["w4a16"] / took["bf16"] < 0.9
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(*[st.sampled_from([1.0, 5.25, 5.5, 4096.0, 1e6, 1_048_583.0])] * 5), min_size=1, max_size=40))
 def test_codes_are_equal_where_all_sizes_are(rows: list[tuple[float, ...]]) -> None:
     codes = shape_codes([np.array(column) for column in zip(*rows, strict=True)])

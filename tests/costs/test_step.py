@@ -131,6 +131,7 @@ def test_a_million_prefills_are_one_call(points: list[tuple[int, int, int, int]]
     assert together == pytest.approx(alone, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_mean_step_of_an_answer_is_the_mean_of_its_steps() -> None:
     for model in ("llama-3.1-8b", "gemma-3-27b", "gpt-oss-20b"):
         network = families.build(catalog.model(model).config)

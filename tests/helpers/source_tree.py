@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import inferometer
 
 SOURCE = Path(inferometer.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
+_NAMES = frozenset(("id", "attr", "arg", "name", "asname"))  # fields of nodes
 FRONT_ENDS = ("views", "web", "cli")
 
 
@@ -28,7 +30,12 @@ MODULES = {label(path): path for path in FILES}
 @cache
 def tree(path: Path) -> ast.Module:
     """The parsed file."""
-    return ast.parse(path.read_text(encoding="utf-8"))
+    gc.disable()  # all of it is kept: looking for garbage would take longer than reading
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @cache
@@ -89,13 +96,15 @@ def functions(path: Path) -> Iterator[tuple[str, int]]:
     """``("Engine.step", 42)``: each function and method of a file, and how many lines it has."""
 
     def walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, int]]:
-        for inner in ast.iter_child_nodes(node):
-            name = prefix
-            if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                name = f"{prefix}.{inner.name}".lstrip(".")
-                if not isinstance(inner, ast.ClassDef):
-                    yield name, (inner.end_lineno or 0) - inner.lineno + 1
-            yield from walk(inner, name)
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):  # of statements; expressions define none
+            inner_nodes = getattr(node, field, ())
+            for inner in inner_nodes if isinstance(inner_nodes, list) else ():
+                name = prefix
+                if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    name = f"{prefix}.{inner.name}".lstrip(".")
+                    if not isinstance(inner, ast.ClassDef):
+                        yield name, (inner.end_lineno or 0) - inner.lineno + 1
+                yield from walk(inner, name)
 
     return walk(tree(path), "")
 
@@ -110,8 +119,8 @@ def identifiers(path: Path) -> Counter[str]:
     """How often each name is written: variables, arguments, attributes, functions and imports."""
     names: Counter[str] = Counter()
     for node in nodes(path):
-        for field in ("id", "attr", "arg", "name", "asname"):
-            value = getattr(node, field, None)
+        for field in _NAMES.intersection(node._fields):
+            value = getattr(node, field)
             if isinstance(value, str):
                 names[value] += 1
     return names

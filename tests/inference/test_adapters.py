@@ -13,6 +13,7 @@ Run = Callable[..., Ran]
 Reports = Callable[..., Report]
 
 
+@pytest.mark.slow
 def test_the_usual_adapters_of_latent_attention(report: Reports) -> None:
     targets = set(report("deepseek-v3", gpu="b200", tensor_parallel_size=8, lora_rank=8).plan["lora"]["targets"])
     assert targets == {"qkv_a_proj", "q_b_proj", "kv_b_proj", "o_proj", "gate_up_proj", "down_proj", "shared_experts"}

@@ -48,6 +48,7 @@ def test_prefill_computes_two_flops_per_active_parameter_and_token(report: Calla
     assert ideal < result.phases["prefill"].seconds < 1.2 * ideal, "the rest is norms and activations through memory"
 
 
+@pytest.mark.slow
 def test_experts_are_read_only_where_a_token_chose_them() -> None:
     layer = 3 * 2048 * 768 * 2  # one expert: three matrices, two bytes
     assert _experts(1) == pytest.approx(48 * 8 * layer), "one token reads its eight of 128 experts"

@@ -39,6 +39,7 @@ steps = st.lists(groups, min_size=1, max_size=3).map(lambda groups: Step(tuple(g
 few = settings(max_examples=80, deadline=None)
 
 
+@pytest.mark.slow
 @few
 @given(MODELS, GPUS, ENGINES, TP, steps)
 def test_no_operator_beats_its_roofline(model: str, gpu: str, engine: str, tp: int, step: Step) -> None:
@@ -50,6 +51,7 @@ def test_no_operator_beats_its_roofline(model: str, gpu: str, engine: str, tp: i
     assert sum(row.seconds * row.count for row in rows) == pytest.approx(step_seconds(plan, step), rel=1e-9)
 
 
+@pytest.mark.slow
 @few
 @given(MODELS, ENGINES, TP, steps, st.sampled_from(["memory_bandwidth", "flops", "links"]), st.floats(1.01, 8))
 def test_better_hardware_is_never_slower(model: str, engine: str, tp: int, step: Step, what: str, by: float) -> None:
@@ -66,6 +68,7 @@ def test_better_hardware_is_never_slower(model: str, engine: str, tp: int, step:
     assert step_seconds(other, step) <= step_seconds(base, step) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @few
 @given(MODELS, GPUS, ENGINES, st.integers(1, 300), st.integers(1, 4000), st.integers(0, 9000), st.booleans())
 def test_more_work_is_never_faster(model: str, gpu: str, engine: str, n: int, q: int, c: int, decoding: bool) -> None:
@@ -101,6 +104,7 @@ def test_arrays_are_floats_side_by_side(model: str, engine: str, tp: int, points
     assert step_seconds(plan, both) == pytest.approx(alone, rel=1e-9)
 
 
+@pytest.mark.slow
 @few
 @given(MODELS, GPUS, ENGINES, steps)
 def test_one_device_sends_nothing(model: str, gpu: str, engine: str, step: Step) -> None:
@@ -109,6 +113,7 @@ def test_one_device_sends_nothing(model: str, gpu: str, engine: str, step: Step)
         assert row.op.kind not in ("all_reduce", "all_gather") or row.seconds == 0
 
 
+@pytest.mark.slow
 @few
 @given(MODELS, TP, steps)
 def test_ranks_share_the_work(model: str, tp: int, step: Step) -> None:
@@ -132,6 +137,7 @@ def test_fewer_bits_never_read_more(model: str, step: Step) -> None:
     assert moved(quantization="w4a16", kv_cache_dtype="bf16") <= base
 
 
+@pytest.mark.slow
 @few
 @given(MODELS, steps, st.floats(0.05, 1), st.floats(0.05, 1))
 def test_a_lower_efficiency_is_never_faster(model: str, step: Step, a: float, b: float) -> None:
@@ -147,6 +153,7 @@ def test_a_lower_efficiency_is_never_faster(model: str, step: Step, a: float, b:
     assert times[0] == pytest.approx(times[2] / low)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(MODELS, st.integers(1, 64), st.integers(1, 8000), st.integers(2, 600), TP)
 def test_reports_hold_together(model: str, batch: int, length: int, answer: int, tp: int) -> None:

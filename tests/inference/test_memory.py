@@ -213,6 +213,7 @@ def test_cache_bytes_of_a_token(report: Callable[..., Report], model: str, per_t
     assert half.memory.kv_bytes_per_token == per_token / 2
 
 
+@pytest.mark.slow
 def test_a_window_bounds_the_cache(report: Callable[..., Report]) -> None:
     short, long = (report("gemma-3-1b", input_len=n, output_len=2).memory.kv_cache_bytes for n in (400, 8000))
     layer = 2 * 1 * 256 * 2  # one KV head of 256

@@ -198,6 +198,7 @@ def test_patterns(pattern: str, name: str, expected: bool) -> None:
     assert matches(pattern, name) is expected
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     pattern=st.lists(

@@ -65,6 +65,7 @@ def scanning() -> Engine:
     return engine
 
 
+@pytest.mark.slow
 def test_a_scan_is_tuned_at_one_chunk_and_no_chunk_has_two_sequences() -> None:
     engine = scanning()
     b = bench(engine)

@@ -101,6 +101,7 @@ def test_kinds_come_in_the_order_of_their_names_and_may_name_a_format() -> None:
 # ------------------------------------------------------------------ the roof
 
 
+@pytest.mark.slow
 def test_the_shipped_rows_are_below_no_roof() -> None:
     """No kernel beats the device, with a little for clocks; the weights and caches of these rows rotated."""
     roof, counts = roofline_limits.DeviceLimits(H200.memory_bandwidth, H200), Counter[str]()

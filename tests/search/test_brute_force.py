@@ -275,6 +275,7 @@ def test_the_front_is_what_comparing_all_with_all_gives() -> None:
     assert shown == left
 
 
+@pytest.mark.slow
 def test_kernels_that_layouts_share_are_as_those_of_each_alone() -> None:
     """`SeenKernels` saves lookups and changes nothing: layouts estimated together are as each by itself."""
     space = build_space("qwen3-30b-a3b", ["h200"], 4, modes=("aggregated", "disaggregated"))

@@ -238,6 +238,7 @@ def test_a_winner_that_does_not_last_comes_down(monkeypatch: pytest.MonkeyPatch)
     assert any(not one.holds and one.simulations == 4 for one in ended), "the one that came down counts all its runs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_rate", [None, 30.0])
 def test_cases_that_ran_ahead_change_nothing(monkeypatch: pytest.MonkeyPatch, request_rate: float | None) -> None:
     """Workers run cases before their turn; which ones are used, and in which order, is the same."""

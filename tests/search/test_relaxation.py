@@ -170,6 +170,7 @@ def test_rounding_keeps_two_digits_and_its_side(value: float) -> None:
     assert float(f"{up:.2g}") == pytest.approx(up) and float(f"{down:.2g}") == pytest.approx(down)
 
 
+@pytest.mark.slow
 def test_pools_that_do_not_keep_up_have_a_reason_without_a_rate() -> None:
     """Slow links between a prefill and a decode server: no load is served, and no rate was given to fall short of."""
     result = search(

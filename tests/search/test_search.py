@@ -97,6 +97,7 @@ def test_means_are_near_what_is_simulated() -> None:
     assert (middle < 0.08).all(), middle
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=40), st.booleans()
 )
@@ -138,6 +139,7 @@ def test_a_server_that_does_not_fit_carries_its_bytes() -> None:
     assert f"{smallest.server.layout} {smallest.reason}" in result.reason
 
 
+@pytest.mark.slow
 def test_the_commands_name_the_repository_of_a_catalogue_entry() -> None:
     assert build_request("llama-3.1-8b", "h200").hf_id == "meta-llama/Meta-Llama-3.1-8B"
     result = search("llama-3.1-8b", gpu="h200", num_gpus=1, goodput="tpot:40", finalists=1)
@@ -212,6 +214,7 @@ def test_what_is_said_is_what_was_found() -> None:
     assert result.front and result.space["tensor_parallel_size"] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_rate_is_carried_by_as_few_gpus_as_can_be() -> None:
     kwargs = {**SMALL, "num_gpus": 6, "goodput": "ttft:200,tpot:20", "request_rate": 60.0, "mode": "aggregated"}
     result = search("llama-3.1-8b", gpu="h200", quantization="bf16", kv_cache_dtype="auto", **kwargs)
@@ -435,6 +438,7 @@ def test_a_misspelt_keyword_is_said_first(more: dict[str, Any]) -> None:
         search("llama-3.1-8b", num_gpu=8, **more)  # type: ignore[call-arg]
 
 
+@pytest.mark.slow
 def test_keywords_of_a_plan_go_to_every_request() -> None:
     result = search("llama-3.1-8b", gpu="h200", num_gpus=1, goodput="tpot:40", finalists=1, block_size=32)
     assert result.feasible

@@ -147,6 +147,7 @@ def test_what_is_given_is_kept() -> None:
     assert report.model_flops_utilization == pytest.approx(result.winner.model_flops_utilization)
 
 
+@pytest.mark.slow
 def test_nothing_fits_and_what_would() -> None:
     result = inferometer.training_search("llama-3.1-70b", "l4", num_gpus=8, tensor_parallel_size=8, **STEP)
     assert not result.feasible and result.winner is None
@@ -276,6 +277,7 @@ SMALL = ("search", "--train", "qwen3-0.6b", "--num-gpus", "8", "--global-batch-s
 SMALL += ("--zero", "1", "--micro-batch-size", "1,2")
 
 
+@pytest.mark.slow
 def test_forms(run: Run, tmp_path: Path) -> None:
     text = run(*SMALL, "--tokens", "1e11")
     assert text.code == 0 and "▶ tp1·dp8" in text.out and "Pareto front" in text.out and "pretrain_gpt.py" in text.out

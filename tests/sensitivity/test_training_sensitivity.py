@@ -44,6 +44,7 @@ def test_network_counts_where_replicas_span_nodes() -> None:
     assert not one.figures["links.network.bandwidth"].used and two.figures["links.network.bandwidth"].used
 
 
+@pytest.mark.slow
 def test_a_target_is_kept_with_its_solution() -> None:
     limit = 0.97 * inferometer.train("llama-3.1-8b", **STEP).step_seconds
     result = inferometer.training_sensitivity("llama-3.1-8b", target={"step": limit, "mfu": 0.01}, **STEP)
@@ -71,6 +72,7 @@ def test_bad_requests(given: dict[str, object], sentence: str) -> None:
     assert sentence in str(error.value)
 
 
+@pytest.mark.slow
 def test_command_line(run: Run) -> None:
     command = ("sensitivity", "--train", "qwen3-0.6b", "--tokens", "1e9", "--target", "days:30")
     ran = run(*command)

@@ -29,6 +29,7 @@ def test_a_trace_can_go_to_other_processes() -> None:
     assert pickle.loads(pickle.dumps(case)).supply.trace.input_tokens.tolist() == [300] * 20
 
 
+@pytest.mark.slow
 def test_the_rate_that_is_found_holds_and_a_little_more_does_not() -> None:
     trace = some()
     capacity = find_capacity("llama-2-7b", "a100-sxm-80gb", trace=trace, goodput=GOALS, jobs=1, precision=0.02)

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -160,6 +161,7 @@ def serve(trace: Trace, engine: dict[str, Any], *, fast_forward: bool = True) ->
 _SPECULATION = '{"method": "ngram", "num_speculative_tokens": 3, "acceptance_length": 2.3}'
 
 
+@pytest.mark.slow
 @given(traces(), engines())
 @QUICK
 def test_whatever_happens_nothing_is_lost(trace: Trace, engine: dict[str, Any]) -> None:
@@ -194,6 +196,7 @@ def test_whatever_happens_nothing_is_lost(trace: Trace, engine: dict[str, Any]) 
         assert not any(cache.ref_counts) and not cache.segments_of and not cache.shared_blocks
 
 
+@pytest.mark.slow
 @given(traces(), engines())
 @QUICK
 def test_steps_summed_at_once_are_steps_taken_one_by_one(trace: Trace, engine: dict[str, Any]) -> None:

@@ -77,6 +77,7 @@ def test_what_had_finished_is_what_finishes_without_interruption() -> None:
     assert part.duration_s == pytest.approx(np.nanmax(part.finished_s) - part.arrival_s[0])
 
 
+@pytest.mark.slow
 def test_a_search_that_is_stopped_tells_the_highest_rate_that_held() -> None:
     trace = synthetic(num_prompts=60, request_rate=10, input_len=300, output_len=60, seed=3)
     options: dict[str, Any] = {"trace": trace, "goodput": {"ttft": 400.0, "tpot": 25.0}, "jobs": 1}

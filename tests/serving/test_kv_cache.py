@@ -58,6 +58,7 @@ class BlockByBlock:
                 self.queue.append(block)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**31), st.sampled_from([12, 20, 40, 200]), st.integers(1, 4))
 @settings(max_examples=150, deadline=None)
 def test_segments_are_evicted_as_blocks_are(seed: int, blocks: int, together: int) -> None:
@@ -167,6 +168,7 @@ def test_a_prefix_tree_says_what_prompts_share(seed: int, n: int) -> None:
             assert sum(tree.last[r] - tree.first[r] for r in both) == 4 * same
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(1, 60)), min_size=1, max_size=12),
     st.sampled_from([1, 4, 16]),

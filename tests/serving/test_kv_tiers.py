@@ -120,6 +120,7 @@ def test_a_faster_link_is_never_worse_than_none() -> None:
     assert means == sorted(means, reverse=True)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**31), st.integers(0, 30))
 @settings(max_examples=100, deadline=None)
 def test_a_store_is_never_above_its_capacity(seed: int, capacity: int) -> None:

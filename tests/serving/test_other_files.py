@@ -409,6 +409,7 @@ def test_lines_are_counted_with_comments(tmp_path: Path) -> None:
         read_trace(path)
 
 
+@pytest.mark.slow
 def test_parquet(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

@@ -98,6 +98,7 @@ def test_a_replica_has_the_seconds_of_its_steps() -> None:
         assert 1e-3 < np.nanmin(one["step_s"]) <= np.nanmax(one["step_s"]) < 0.1
 
 
+@pytest.mark.slow
 def test_many_requests_are_played_in_part() -> None:
     trace = synthetic(num_prompts=MAX_REQUESTS + 2000, request_rate=200.0, input_len=8, output_len=2)
     played = replay(simulate("llama-3.1-8b", "h200", trace=trace, data_parallel_size=2))

@@ -30,6 +30,7 @@ def serving() -> Iterator[ModuleType]:
     sys.path.remove(str(ROOT / "benchmarks"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*QUICK, *(SLOW if WHOLE else ())])
 def test_the_page_is_what_the_code_gives(serving: ModuleType, name: str) -> None:
     rows = [serving.run(case) for case in serving.SETS[name]()]
@@ -39,6 +40,7 @@ def test_the_page_is_what_the_code_gives(serving: ModuleType, name: str) -> None
     assert serving.section(name, rows) in page, f"python benchmarks/serving.py --set {name} --write"
 
 
+@pytest.mark.slow
 def test_every_run_of_the_sets_can_be_built(serving: ModuleType) -> None:
     """Requests of each kind are what the measurements say; nothing is simulated here."""
     counts = {name: len(list(cases())) for name, cases in serving.SETS.items() if name not in OPTIONAL}

@@ -49,6 +49,7 @@ def same(one: Outcome, other: Outcome) -> None:
     assert (one.gaps.seconds * one.gaps.counts).sum() == pytest.approx(between, rel=1e-2, abs=1e-3)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

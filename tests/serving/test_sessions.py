@@ -42,6 +42,7 @@ def by_hand() -> Trace:
     return session_trace(build, "by hand")
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

@@ -284,6 +284,7 @@ def test_speculation_gains_the_stated_tokens_per_step() -> None:
     assert guessed.finished_s[0] < 0.6 * plain.finished_s[0]
 
 
+@pytest.mark.slow
 def test_windows_and_states_run_too() -> None:
     for model in ("gpt-oss-20b", "qwen3-next-80b-a3b"):
         trace = some(30, rate=10)

@@ -165,6 +165,7 @@ def test_operators_fall_into_parts_by_their_formulas() -> None:
     assert {op.kind for block in split_by_dependence(bound_plan_of("states")).other for op in block.ops} == {"scan"}
 
 
+@pytest.mark.slow
 @given(st.integers(1, 200), st.integers(0, 5000), st.integers(1, 3000), st.floats(0, 2), st.integers(0, 1))
 @settings(max_examples=200, deadline=None)
 def test_a_search_along_a_row_is_a_walk_along_it(n: int, context: int, most: int, share: float, more: int) -> None:

@@ -438,6 +438,7 @@ def test_goals_come_in_every_form() -> None:
             parse_goodput(words)
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.floats(0, 100), st.floats(0.001, 5), st.floats(0, 20), st.integers(0, 40)), min_size=1, max_size=30

@@ -191,6 +191,7 @@ def test_an_only_link_joins_the_devices_whatever_its_name(run: Run, tmp_path: Pa
     assert plan["placement"] == {"tp": "2 ranks on carrier-pigeon"}
 
 
+@pytest.mark.slow
 def test_a_search_leaves_out_what_needs_a_link(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(HARDWARE)

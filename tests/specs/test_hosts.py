@@ -125,6 +125,7 @@ def test_groups_of_recurrent_layers_are_planned_one_by_one(model: str, groups: i
     assert floor == pytest.approx(2.118e-3 + groups * 0.35e-3)
 
 
+@pytest.mark.slow
 def test_steps_with_and_without_asynchronous_scheduling() -> None:
     """Llama-3.1-8B on an H200: planning hides behind the step, or is added to it; two releases of vLLM agree."""
     with ROWS.open(newline="", encoding="utf-8") as file:

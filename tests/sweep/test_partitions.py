@@ -48,6 +48,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.suffix == ".parquet")
 
 
+@pytest.mark.slow
 def test_parts_are_the_table(tmp_path: Path) -> None:
     tally = sweep_to_folder(tmp_path / "points", "llama-3.1-8b", "h200", **AXES)
     whole = list(sweep("llama-3.1-8b", "h200", **AXES).rows())
@@ -68,6 +69,7 @@ def test_parts_cover_every_row_once(most: int) -> None:
     assert [start for start, _ in seen] == [sum(size for _, size in seen[:n]) for n in range(len(seen))]
 
 
+@pytest.mark.slow
 def test_resume_does_what_is_missing(tmp_path: Path) -> None:
     folder = tmp_path / "points"
     first = sweep_to_folder(folder, "llama-3.1-8b", "h200", **AXES)
@@ -105,6 +107,7 @@ def test_a_changed_calibration_is_another_sweep(tmp_path: Path) -> None:
         sweep_to_folder(tmp_path / "points", "llama-3.1-8b", "h200", resume=True, **axes)
 
 
+@pytest.mark.slow
 def test_shards_make_the_whole(tmp_path: Path) -> None:
     folder = tmp_path / "points"
     tallies = [sweep_to_folder(folder, "llama-3.1-8b", "h200", shard=f"{n}/4", **AXES) for n in (2, 4, 1, 3)]

@@ -398,6 +398,7 @@ def test_a_run_that_breaks_leaves_what_was_there(table: Sweep, tmp_path: Path) -
 # ------------------------------------------------------------------ what people read
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=40))
 def test_the_front_is_what_no_other_beats(points: list[tuple[int, int]]) -> None:
     x, y = np.array(points, float).T

@@ -13,6 +13,7 @@ from inferometer.training.schedule import pass_order, run_schedule, schedule_sec
 SIZES = st.tuples(st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from([1, 2, 4]), st.integers(1, 7))
 
 
+@pytest.mark.slow
 @given(SIZES)
 @settings(max_examples=40, deadline=None)
 def test_equal_stages_wait_as_the_closed_form_says(sizes: tuple[int, int, int]) -> None:
@@ -109,6 +110,7 @@ def test_context_parallel_ranks_share_the_work() -> None:
     assert gathered.breakdown.cp_comm > shared.breakdown.cp_comm == 0, "a ring hides behind attention"
 
 
+@pytest.mark.slow
 @given(st.sampled_from([(2, 1), (4, 1), (4, 2), (8, 1)]), st.integers(1, 12), st.integers(1, 6))
 @settings(max_examples=12)
 def test_more_micro_batches_never_raise_the_share_of_the_bubble(layout: tuple[int, int], few: int, more: int) -> None:

@@ -100,6 +100,7 @@ def test_a_few_steps_are_no_calibration() -> None:
     assert fit.objection()
 
 
+@pytest.mark.slow
 def test_from_a_log_to_a_calibration_to_a_prediction(run: Command, tmp_path: Path, steps: list[LoggedStep]) -> None:
     log, file = tmp_path / "server.log", tmp_path / "calibration.toml"
     log.write_text("\n".join(vllm_lines(steps[:1500], 900_000)), encoding="utf-8")

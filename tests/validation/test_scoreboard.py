@@ -69,6 +69,7 @@ def figures(text: str) -> list[float]:
     return [float(number.replace(",", "")) for line in lines for number in re.findall(r"[+-]?\d[\d,]*\.?\d*", line)]
 
 
+@pytest.mark.slow
 def test_tables_of_closed_loops_follow_from_the_predictions(
     benchmarks: ModuleType, loops: dict[str, list[Any]]
 ) -> None:

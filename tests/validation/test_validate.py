@@ -257,6 +257,7 @@ def test_a_metric_that_fits_is_not_made_worse_to_help_the_other() -> None:
     assert "does not help on held-out rows (TPOT 0.0% off before" in fit.objection()
 
 
+@pytest.mark.slow
 def test_a_calibration_that_does_not_help_is_not_written(run: Command, tmp_path: Path) -> None:
     rows, file = write(tmp_path / "rows.csv", FEW), tmp_path / "same.toml"
     command = ("validate", MODEL, "--gpu", GPU, "--measured", str(rows), "--write-calibration", str(file))
@@ -303,6 +304,7 @@ def test_a_few_requests_that_get_worse_do_not_veto_a_step() -> None:
     )
 
 
+@pytest.mark.slow
 def test_few_rows_move_it_little_where_they_cannot_tell() -> None:
     """One prompt's length does not tell a factor from a time per request: both move, and together they are right."""
     one = Trace(input_tokens=np.array([2000, 2000]), output_tokens=np.array([1, 1]))

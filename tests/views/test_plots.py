@@ -214,6 +214,7 @@ def test_a_hybrid_shows_each_kind_of_layer_once() -> None:
     assert words.count("linear_attention") == 1 and words.count("attention") == 1
 
 
+@pytest.mark.slow
 def test_the_page_knows_which_kind_of_layer_follows_which() -> None:
     asked = build_request("gemma-3-27b", "h200")
     drawn = graph(report_of(asked), asked.model)["decode"]
@@ -421,6 +422,7 @@ def test_names_beside_curves_stay_in_their_panel() -> None:
     assert max(text.get_window_extent(renderer).x1 for text in right.texts) < figure.bbox.x1
 
 
+@pytest.mark.slow
 def test_names_on_a_front_are_in_the_colour_of_their_line() -> None:
     axes = front(inferometer.sweep("llama-3.1-8b", gpu="h200", batch_size=[1, 64], tensor_parallel_size=[1, 4])).axes[0]
     lines = {

@@ -70,6 +70,7 @@ def error(server: Server, path: str, body: Any, **headers: str) -> dict[str, Any
 # ------------------------------------------------------------------ answers
 
 
+@pytest.mark.slow
 def test_a_stream_has_every_token_and_the_usage(server: Server) -> None:
     body = {"model": "alias", "prompt": list(range(100)), "max_tokens": 30, "ignore_eos": True, "stream": True}
     reply = server.post(COMPLETIONS, {**body, "stream_options": {"include_usage": True}})

@@ -22,6 +22,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.slow
 def test_a_result_is_found_again_by_its_name(server: Server) -> None:
     first = server.job("/api/simulate", BODY)
     assert re.fullmatch("[0-9a-f]{32}", first["job"]), "128 random bits"
@@ -37,6 +38,7 @@ def test_a_name_that_is_not_kept_is_a_sentence(server: Server) -> None:
     assert refused.status == 404 and "keeps results for 2.5 h, and the last 200 of them" in refused.json["error"]
 
 
+@pytest.mark.slow
 def test_a_search_of_a_trace_takes_its_columns(server: Server) -> None:
     text = "n_in,n_out,arrival_s\n" + "".join(f"{100 + i},{10 + i % 5},{i / 4}\n" for i in range(40))
     body = {"plan": PLAN, "num_gpus": 1, "goodput": "ttft:500,tpot:50", "finalists": 1, "mode": "aggregated"}

@@ -126,6 +126,7 @@ def test_a_report_in_one_file_opens_without_a_server(opened: Opened, run: Callab
     assert all(url.startswith(("file:", "data:", "blob:")) for url in opened.asked)
 
 
+@pytest.mark.slow
 def test_the_server_answers_it_within_its_limits(server: Server) -> None:
     reply = server.post("/api/train", {"plan": {"model": "gpt2"}, "training": {"data_parallel_size": 2}})
     assert reply.status == 200 and reply.json["plan"]["gpus"] == 2
