@@ -53,6 +53,7 @@ def test_pages_that_a_kernel_reads_and_bandwidths_that_are_given_have_no_time_of
     assert sglang.kv_tiers[1].load_ms == pytest.approx(1e3 * (1e-4 + 2 * num_bytes / (0.86 * 64e9)))
 
 
+@pytest.mark.slow
 def test_tiers_are_axes_of_a_sweep() -> None:
     rows = sweep("llama-3.1-8b", kv_tiers=["disk:size=100,read=5", "disk:size=100,read=50"], prefix_tier="disk", **PLAN)
     slow, fast = rows.to_pandas()["ttft_ms"]

@@ -82,6 +82,7 @@ def test_a_limit_that_no_turn_can_keep_is_said_without_a_simulation():
     assert result.rejections == {"too slow even where nothing else runs": 1}
 
 
+@pytest.mark.slow
 def test_where_nothing_holds_the_changes_that_are_named_work():
     given = {"kv_offloading_size": 0, "num_gpus": 1, "request_rate": 6.0}
     result = searched(goodput="ttft:400", **given)
@@ -121,6 +122,7 @@ def test_floors_by_hand():
     assert span_floor(problem.trace, np.array([1.0, 2.0, 1.0, 1.0]), 1) == pytest.approx(11.0)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_would_not_have_held():
     given = {**SESSIONS, **SPACE, "goodput": "ttft:300", "quantization": "bf16", "kv_offloading_size": [0, 8]}
     search = SessionSearchRun(session_problem(MODEL, GPU, None, given), lambda stage, done: None)

@@ -135,6 +135,7 @@ def test_all_layouts_use_all_gpus() -> None:
     assert {one.kind for one in rejected} >= {"the global batch does not divide into micro-batches"}
 
 
+@pytest.mark.slow
 def test_what_is_given_is_kept() -> None:
     result = inferometer.training_search(
         "llama-3.1-8b", num_gpus=16, tensor_parallel_size=4, zero="1", recompute="full", micro_batch_size=[2], **STEP

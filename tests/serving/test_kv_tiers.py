@@ -305,6 +305,7 @@ def test_an_engine_that_decodes_sees_the_end_of_a_load_two_steps_later(monkeypat
 # ------------------------------------------------------------------ over time
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [{}, {"data_parallel_size": 2, "router": "session_affinity"}])
 def test_tiers_over_time_end_with_what_the_tiers_say(layout: dict[str, Any]) -> None:
     """At most 512 moments; totals only grow, nothing is ever above its size, and the last moment is the run's end."""

@@ -83,6 +83,7 @@ def test_resume_does_what_is_missing(tmp_path: Path) -> None:
     assert (folder / "part-00002.parquet").stat().st_mtime_ns == kept
 
 
+@pytest.mark.slow
 def test_another_sweep_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "points"
     sweep_to_folder(folder, "llama-3.1-8b", "h200", shard="1/3", **AXES)

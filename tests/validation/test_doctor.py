@@ -119,6 +119,7 @@ def test_a_healthy_server_is_called_healthy() -> None:
     assert diagnosis_page(result).terminal().startswith("✓ healthy: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", (1, -1))
 def test_usual_errors_of_step_times_are_healthy(sign: int) -> None:
     """What formulas are usually off by on a machine is no fault, and it is said what was assumed."""
@@ -171,6 +172,7 @@ def test_counters_of_the_server_lead_and_rule_out() -> None:
     assert set(CAUSES) == set(FAULTS)
 
 
+@pytest.mark.slow
 def test_the_command_says_the_same_in_text_and_json(run: Command, tmp_path: Path) -> None:
     """Of a healthy server; docs/how-to/diagnose-a-server.md has the command with a fault."""
     few = synthetic(num_prompts=8, request_rate=6.0, input_len="uniform:min=200,max=3000", output_len=8, seed=1)

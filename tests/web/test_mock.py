@@ -86,6 +86,7 @@ def test_a_stream_has_every_token_and_the_usage(server: Server) -> None:
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 96, "six blocks of 16, from the first time"
 
 
+@pytest.mark.slow
 def test_a_chat_says_its_role_and_ends_by_itself(server: Server) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "Hello there"}]}]
     streamed = events(server.post(CHAT, {"messages": messages, "stream": True}).body)

@@ -33,6 +33,7 @@ def test_a_result_is_found_again_by_its_name(server: Server) -> None:
     assert server.post("/api/simulate", other).json["job"] != first["job"]
 
 
+@pytest.mark.slow
 def test_a_name_that_is_not_kept_is_a_sentence(server: Server) -> None:
     refused = server.get(f"/api/jobs/{'0' * 32}")
     assert refused.status == 404 and "keeps results for 2.5 h, and the last 200 of them" in refused.json["error"]
