@@ -83,7 +83,13 @@ def test_tables_of_closed_loops_follow_from_the_predictions(
     for name, text in tables.items():
         stated = figures(benchmarks.accuracy_page.stands(page, name))
         assert len(stated) > 80
-        assert figures(text) == pytest.approx(stated, abs=0.15, rel=0.005), f"{name}: make accuracy"
+        off = [(a, b) for a, b in zip(figures(text), stated, strict=True) if abs(a - b) > allowed(b)]
+        assert not off, f"{name}: make accuracy"
+
+
+def allowed(stated: float) -> float:
+    """What four digits may change: a share of runs, in whole percents, by one."""
+    return 1.0 if stated == int(stated) and stated <= 100 else max(0.15, 0.005 * abs(stated))
 
 
 @pytest.mark.slow
