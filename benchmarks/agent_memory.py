@@ -69,8 +69,8 @@ def draw(results: dict[int, list[dict[str, Any]]]) -> None:
             axes.set_xlabel("CPU memory for the KV cache, GiB")
             axes.set_title(label, fontsize=10.5, loc="left")
             axes.set_ylim(bottom=0)
-            if place == 0:
-                axes.legend(frameon=False, fontsize=8.5)
+            if place == 1:
+                axes.legend(frameon=False, fontsize=8.5, loc="lower right")
         few_colors = Image.open(io.BytesIO(picture(figure))).convert("RGB").quantize(64)
         few_colors.save(PICTURE, optimize=True)
 
