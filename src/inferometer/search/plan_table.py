@@ -194,15 +194,11 @@ class PlanTable(NamedTuple):
         p, server = self.plans, self.servers.servers[server_row]
         plan, layout = server.request.plan, server.layout
         token_budget = int(self.servers.max_num_batched_tokens[p.token_budget[row]])
-        return PoolSpec(
+        return PoolSpec.of(
+            layout,
+            plan,
             role=role,
             replicas=int((p.decode_replicas if role == "decode" else p.replicas)[row]),
-            tensor_parallel_size=layout.tp,
-            pipeline_parallel_size=layout.pp,
-            data_parallel_size=layout.dp,
-            enable_expert_parallel=layout.ep,
-            quantization=plan.quantization,
-            kv_cache_dtype=plan.kv_cache_dtype,
             kv_offloading_size=server.kv_offloading_size,
             max_num_seqs=int(self.servers.max_num_seqs[p.seqs[row]]),
             max_num_batched_tokens=plan.max_num_batched_tokens if role == "decode" else token_budget,

@@ -9,6 +9,7 @@ import msgspec
 
 from ..base.result import ComparableResult
 from ..inference.report import ExpectedError
+from ..specs.structs import Plan
 from .launch.processes import Launch
 from .space import Layout, precision_label
 
@@ -48,6 +49,20 @@ class PoolSpec(msgspec.Struct, kw_only=True, frozen=True):
     max_num_batched_tokens: int
     max_num_seqs: int
     kv_offloading_size: float = 0.0  # GiB of CPU memory for KV blocks of a replica
+
+    @classmethod
+    def of(cls, layout: Layout, plan: Plan, **others: Any) -> PoolSpec:
+        """Servers of a layout in a plan's formats and, unless given, with its limits of a step."""
+        limits = {"max_num_batched_tokens": plan.max_num_batched_tokens, "max_num_seqs": plan.max_num_seqs}
+        return cls(
+            tensor_parallel_size=layout.tp,
+            pipeline_parallel_size=layout.pp,
+            data_parallel_size=layout.dp,
+            enable_expert_parallel=layout.ep,
+            quantization=plan.quantization,
+            kv_cache_dtype=plan.kv_cache_dtype,
+            **{**limits, **others},
+        )
 
     @property
     def precision(self) -> str:

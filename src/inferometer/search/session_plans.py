@@ -370,18 +370,11 @@ class SessionSearchRun:
     def pool_spec(self, case: SessionCase) -> PoolSpec:
         """The servers of a plan."""
         server = self.servers[case.server]
-        layout, plan = server.server.layout, server.request.plan
-        return PoolSpec(
+        return PoolSpec.of(
+            server.server.layout,
+            server.request.plan,
             role="both",
             replicas=case.replicas,
-            tensor_parallel_size=layout.tp,
-            pipeline_parallel_size=layout.pp,
-            data_parallel_size=layout.dp,
-            enable_expert_parallel=layout.ep,
-            quantization=plan.quantization,
-            kv_cache_dtype=plan.kv_cache_dtype,
-            max_num_batched_tokens=plan.max_num_batched_tokens,
-            max_num_seqs=plan.max_num_seqs,
             kv_offloading_size=server.server.kv_offloading_size,
         )
 

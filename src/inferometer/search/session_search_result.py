@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from ..base.result import Result
 from ..base.units import money, plural
-from ..inference.report import as_dict, as_json
+from ..inference.report import JsonResult
 from .launch.processes import Launch
 from .search_result import PoolSpec, Relaxation
 
@@ -43,7 +42,7 @@ class SessionPlan(msgspec.Struct, kw_only=True):
     reason: str = ""  # why it does not hold
 
 
-class SessionSearch(Result, msgspec.Struct, kw_only=True, dict=True):
+class SessionSearch(JsonResult, msgspec.Struct, kw_only=True, dict=True):
     """The plan that serves sessions for least, within the limits of every turn."""
 
     schema: str = SCHEMA
@@ -77,14 +76,6 @@ class SessionSearch(Result, msgspec.Struct, kw_only=True, dict=True):
         return (
             f"<SessionSearch {self.model[:60]} on {plural(self.winner.gpus, 'GPU')}: {self.winner.label[:90]}{worth}>"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain dicts and lists, ``schema`` first."""
-        return as_dict(self)
-
-    def to_json(self) -> bytes:
-        """As indented JSON."""
-        return as_json(self)
 
     def rows(self) -> list[dict[str, Any]]:
         """A line for every plan."""

@@ -187,7 +187,7 @@ class Engine(Spec, frozen=True, kw_only=True):
     compute: tuple[ComputeRule, ...] = ()  # the first that holds; without one a precision runs as it says itself
     async_scheduling: bool = False  # a step is planned while the one before it runs
     launches_before_results: bool = False  # the next step is launched before the last one's results are looked at
-    load_steps: int = 0  # steps in a row behind which it sees that blocks have come from a tier, if it schedules ahead
+    load_steps: int = 0  # steps after which it sees that blocks have come from a tier, where it schedules ahead
     results_after_launches: bool = False  # by the thread that launches the next step while this one computes
     profile_run: bool = False  # reserves the activations of its largest step, whatever the workload
     attention: Literal["flash", "eager"] = "flash"

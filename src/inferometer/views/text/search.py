@@ -29,12 +29,7 @@ ENGINES = {VLLM: "vLLM", SGLANG: "SGLang", TRTLLM: "TensorRT-LLM", BENCH: "Measu
 
 def shown(result: Search, timed: bool = True) -> Page:
     """What people read of a search; a notebook shows no seconds of its own, which differ from run to run."""
-    parts: list[Part] = [Paragraph(header(result), style="bold"), Paragraph("")]
-    if result.winner is not None:
-        parts.append(Paragraph(f"▶ {result.winner.label}", style="bold green"))
-        parts += [Paragraph(f"  {sentence}") for sentence in result.why]
-    else:
-        parts.append(Paragraph(f"✗ {result.reason}", style="bold red"))
+    parts: list[Part] = [Paragraph(header(result), style="bold"), Paragraph(""), *_verdict(result)]
     if result.plans:
         parts += [Paragraph(""), _table(result)]
     if result.day is not None:
@@ -52,6 +47,14 @@ def shown(result: Search, timed: bool = True) -> Page:
         parts += [ShellCommand(line) for line in lines]
     parts += [Paragraph(f"! {warning}", style="yellow") for warning in result.warnings]
     return Page(parts)
+
+
+def _verdict(result: Search | SessionSearch) -> list[Part]:
+    """The winner and why it wins, or why there is none."""
+    if result.winner is None:
+        return [Paragraph(f"✗ {result.reason}", style="bold red")]
+    why = [Paragraph(f"  {sentence}") for sentence in result.why]
+    return [Paragraph(f"▶ {result.winner.label}", style="bold green"), *why]
 
 
 def header(result: Search) -> str:
@@ -148,12 +151,7 @@ def sessions_shown(result: SessionSearch, timed: bool = True) -> Page:
     gpus = f"{result.num_gpus} × {' or '.join(result.space['gpu'])}"
     name = engine(result.engine).label if result.engine else ""
     head = " · ".join(piece for piece in (result.model, gpus, name, sessions, keep) if piece)
-    parts: list[Part] = [Paragraph(head, style="bold"), Paragraph("")]
-    if result.winner is not None:
-        parts.append(Paragraph(f"▶ {result.winner.label}", style="bold green"))
-        parts += [Paragraph(f"  {sentence}") for sentence in result.why]
-    else:
-        parts.append(Paragraph(f"✗ {result.reason}", style="bold red"))
+    parts: list[Part] = [Paragraph(head, style="bold"), Paragraph(""), *_verdict(result)]
     if result.plans:
         parts += [Paragraph(""), _session_plans(result)]
     if result.relaxations:
