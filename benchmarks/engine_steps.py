@@ -36,8 +36,7 @@ MORE = DATA / "h200_static_more.csv"  # two other H200s
 WEAK = DATA / "h200_static_weak.csv"  # a fifth one: kinds that were predicted badly
 BETWEEN = DATA / "h200_static_between.csv"  # one more: batches between the sizes of CUDA graphs, and beyond them
 UNSEEN = DATA / "h200_static_unseen.csv"  # a sixth: models measured after the forms were frozen
-PROFILED = DATA / "h200_static_profiled.csv"  # a ninth: more of these, on a machine that `profile --quick` measured
-PROFILE = DATA / "h200_machine_9.toml"  # what it wrote there
+PROFILED = DATA / "h200_static_profiled.csv"  # three more: more of these, on machines that `profile --quick` measured
 SETS = {
     "steps-own": OWN,
     "steps-more": MORE,
@@ -176,18 +175,20 @@ def table(path: Path) -> str:
 
 
 def profiled() -> str:
-    """A machine's rows without and with what ``profile --quick`` measured there, a line a model and kind of step."""
+    """Rows of machines without and with what ``profile --quick`` measured there, a line a model and kind of step."""
     lines = [
-        "| model | kind | any machine | with its `profile --quick` |",
-        "|---|---|---|---|",
+        "| machine | model | kind | any machine | with its `profile --quick` |",
+        "|---|---|---|---|---|",
     ]
-    for (model, precision), parts in sorted(rows(PROFILED).items()):
-        before, after = (errors(bound_plan(model, precision, one), parts) for one in (None, PROFILE))
-        lines += [
-            f"| {model} {precision} | {label} | {_cell(before[kind])} | {_cell(after[kind])} |"
-            for kind, label in KINDS.items()
-            if kind in parts
-        ]
+    for machine in sorted(machines(PROFILED), key=int):
+        profile = DATA / f"h200_machine_{machine}.toml"  # what it wrote there
+        for (model, precision), parts in sorted(rows(PROFILED, machine).items()):
+            before, after = (errors(bound_plan(model, precision, one), parts) for one in (None, profile))
+            lines += [
+                f"| {machine} | {model} {precision} | {label} | {_cell(before[kind])} | {_cell(after[kind])} |"
+                for kind, label in KINDS.items()
+                if kind in parts
+            ]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""The simulator against servers that were measured: seven sets, one command.
+"""The simulator against servers that were measured: eight sets, one command.
 
     python benchmarks/serving.py                        prints the tables; of the two large sets every tenth run
     python benchmarks/serving.py --every 1              all runs: the tables of docs/accuracy
@@ -40,6 +40,7 @@ from inferometer.validation.validate import compare
 # it went round its default of 10 system prompts with 10 questions each. The configuration it wrote beside run
 # 20260217-155451 says so (github.com/inference-sim/training), and so does that run's mean prompt of 591.63 tokens.
 GROUPS, QUESTIONS = 10, 10
+LIVE = DATA / "h200_live"
 
 
 class Case(NamedTuple):
@@ -89,26 +90,48 @@ def h200() -> Iterator[Case]:
         yield Case("h200", name, name.partition("_")[0], "h200", options, ("file", str(path)), _means(path), {})
 
 
+IN_PROCESS: dict[str, Any] = {  # how the engine was started behind its asynchronous front end
+    "frontend": "in-process",
+    "engine": "vllm@0.25",
+    "host_profile": "h200-vm",
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 8192,
+    "max_model_len": 16384,
+    "gpu_memory_utilization": 0.9,
+    "enable_prefix_caching": False,
+}
+FP8 = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+
+
 def own() -> Iterator[Case]:
-    """vLLM 0.25.1 on three more H200s (`benchmarks/data`): in process, by HTTP, and plans of `search -o` as written."""
+    """vLLM 0.25.1 on four more H200s (`benchmarks/data`): in process, by HTTP, and plans of `search -o` as written."""
     for path in sorted(DATA.glob("h200_*_*_*.csv")):
         _, way, model, load = path.stem.split("_", 3)
         if way in ("online", "http"):
-            options = {
-                "frontend": "http" if way == "http" else "in-process",
-                "engine": "vllm@0.25",
-                "host_profile": "h200-vm",
-                "max_num_seqs": 256,
-                "max_num_batched_tokens": 8192,
-                "max_model_len": 16384,
-                "gpu_memory_utilization": 0.9,
-                "enable_prefix_caching": False,
-            }
+            options = {**IN_PROCESS, "frontend": "http" if way == "http" else "in-process"}
+            options |= {"max_num_seqs": 128} if model == "nemotron-h-8b" else {}
+            options |= FP8 if load.startswith("fp8") else {}
             yield Case("own", f"{model} {way} {load}", model, "h200", options, ("file", str(path)), _means(path), {})
         elif way == "plan":  # the engine's own defaults, and the one limit that the written command sets
             options = {"frontend": "http", "engine": "vllm@0.25", "max_num_batched_tokens": 16384}
-            options |= {"quantization": "fp8", "kv_cache_dtype": "fp8"} if load.startswith("fp8") else {}
+            options |= FP8 if load.startswith("fp8") else {}
             yield Case("own", f"{model} {way} {load}", model, "h200", options, ("file", str(path)), _means(path), {})
+
+
+def live() -> Iterator[Case]:
+    """One more H200, Llama-3.1-8B: two rates, servers with a fault, agents' sessions with and without CPU memory."""
+    faults: dict[str, dict[str, Any]] = {
+        "budget512": {"max_num_batched_tokens": 512},
+        "smallkv": {"num_gpu_blocks_override": 1664},
+        "eager": {"max_cudagraph_capture_size": 0},
+        "sessions_on": {"num_gpu_blocks_override": 3072, "kv_offloading_size": 28.0, "enable_prefix_caching": True},
+        "sessions_off": {"num_gpu_blocks_override": 3072, "enable_prefix_caching": True},
+    }
+    for name in ("r4", "r8", "healthy", *faults):
+        path = LIVE / f"{name}.csv"
+        options = {**IN_PROCESS, "num_gpu_blocks_override": 6144, **faults.get(name, {})}
+        requests = LIVE / "sessions.jsonl" if name.startswith("sessions") else path
+        yield Case("live", name, "llama-3.1-8b", "h200", options, ("file", str(requests)), _means(path), {})
 
 
 def h100() -> Iterator[Case]:
@@ -235,6 +258,7 @@ def _latencies(row: Mapping[str, str], tool: str = "") -> dict[str, float]:
 SETS: dict[str, Callable[[], Iterator[Case]]] = {
     "h200": h200,
     "own": own,
+    "live": live,
     "h100": h100,
     "rtx4090": rtx4090,
     "rtx3090": rtx3090,

@@ -33,7 +33,7 @@ def table(name: str, about: str, rows: list[Row]) -> list[str]:
     lines += ["", f"{len(answered)} of {len(rows)} runs answered. " + "; ".join(sums) + "."]
     single = [m for m in LABELS if any(m in row.per_request for row in answered)]
     if single:
-        per = [f"{LABELS[m]} {statistics.fmean(row.per_request[m] for row in answered):.1%}" for m in single]
+        per = [f"{LABELS[m]} {statistics.fmean(row.per_request[m] for row in answered if m in row.per_request):.1%}" for m in single]
         lines.append(f"Mean absolute error request by request: {', '.join(per)}.")
     return [*lines, ""]
 
