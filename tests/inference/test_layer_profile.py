@@ -69,3 +69,7 @@ def test_a_profile_without_a_usable_layer_is_refused(tmp_path: Path) -> None:
     path.write_text("hardware,model,layer_name,input,latency(ns)\nH200,tiny,softmax,4,5000\n")
     with pytest.raises(BadFile, match="lacks the column 'kv_cache'"):
         analyze("llama-3.1-8b", "h200", profile=str(path))
+
+
+def test_a_model_that_makes_images_has_no_vocabulary_and_still_takes_layers(tmp_path: Path) -> None:
+    assert analyze("dit-b-4", "h200", profile=str(layers(tmp_path))).feasible

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from inferometer import analyze
-from inferometer.base.errors import UnknownName
+from inferometer.base.errors import BadValue, UnknownName
 from inferometer.specs import catalog
 from inferometer.specs.structs import Hardware
 
@@ -177,3 +177,8 @@ def test_every_device_runs_a_small_model(device: Hardware) -> None:
     found = analyze("qwen3-0.6b", gpu=device.name, input_len=128, output_len=8)
     assert found.feasible, found.reason
     assert found.metrics.tpot_ms and 0.05 < found.metrics.tpot_ms < 200
+
+
+def test_what_the_best_kernels_reach_is_a_share() -> None:
+    with pytest.raises(BadValue, match="reach_flops must be a share from 0.01 to 2"):
+        catalog.hardware("h100-sxm:reach_flops=5e-324")

@@ -29,6 +29,7 @@ NEGATIVE = re.compile(
     | tried\[\]\.(ttft|tpot|output_throughput_per_gpu)        # what a change of a flag does
     | calibration\.request                                     # seconds that every request takes more, or less
     | memory\[\]\.error
+    | server_command\.arguments\..+                         # as the command has them
     | graph\.\w+\.blocks\[\]\.(nodes\[\]\.id|edges\[\](\[\])?|edges\[\]\.\w+)  # the ends of a picture have no number
     | figures\..+\.(up|down)\.(change|elasticity)\.\w+         # what a tenth more of a figure does
     """,

@@ -72,7 +72,7 @@ def shapes_of(name: str, config: dict[str, Any], tp: int = 1) -> ModelShapes:
         name,
         model.dtype,
         round(model.sizes["hidden_size"]),
-        round(model.sizes["vocab_size"]),
+        round(model.sizes.get("vocab_size", 0)),  # none that makes images
         plain,
         width[0] if width and gated else 0,
         AttentionShape(*heads[:3]) if heads and full and heads[2] == heads[3] else None,

@@ -319,7 +319,8 @@ def rejections(
         missing = p.at(p.status == Status.MISSES_SLO)
         if len(missing.gpus):
             metrics = latencies(table.problem.traffic, missing.ttft_at_slo_share, missing.tpot)
-            worst = np.stack([metrics[name] / limit for name, limit in slo.items()]).argmax(0)
+            with np.errstate(over="ignore"):  # of limits that nothing keeps
+                worst = np.stack([metrics[name] / limit for name, limit in slo.items()]).argmax(0)
             for number, name in enumerate(slo):
                 counts[f"misses {LABELS[name]}"] = int((worst == number).sum())
     return {reason: count for reason, count in counts.most_common() if count}

@@ -173,6 +173,9 @@ def _checked(device: Hardware) -> Hardware:
     for key, value in others.items():
         if not 0 <= value < 1e21 or (0 < value < 1e-3 and key in ("cache", "clock", "power")):
             raise BadValue(f"hardware {device.name}: {key} must be zero or more, in SI units, not {value:g}")
+    for key in ("reach_flops", "reach_memory"):
+        if (value := getattr(device, key)) and not 0.01 <= value <= 2:
+            raise BadValue(f"hardware {device.name}: {key} must be a share from 0.01 to 2, or 0, not {value:g}")
     check_int(f"hardware {device.name}: gpus_per_node", device.gpus_per_node)
     for key, link in device.links.items():
         check_int(f"hardware {device.name}: links.{key}.devices", link.devices)
