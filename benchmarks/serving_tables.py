@@ -33,7 +33,8 @@ def table(name: str, about: str, rows: list[Row]) -> list[str]:
     lines += ["", f"{len(answered)} of {len(rows)} runs answered. " + "; ".join(sums) + "."]
     single = [m for m in LABELS if any(m in row.per_request for row in answered)]
     if single:
-        per = [f"{LABELS[m]} {statistics.fmean(row.per_request[m] for row in answered if m in row.per_request):.1%}" for m in single]
+        each = {m: [row.per_request[m] for row in answered if m in row.per_request] for m in single}
+        per = [f"{LABELS[m]} {statistics.fmean(errors):.1%}" for m, errors in each.items()]
         lines.append(f"Mean absolute error request by request: {', '.join(per)}.")
     return [*lines, ""]
 
