@@ -38,7 +38,10 @@ ONE_IN_HIDDEN = 12  # of them are predicted again without tables
 ONE_IN_STEPS = 3  # of the engine's steps, too
 ANSWER = 128  # tokens of the answers that a static batch's E2E is of
 PLAN = frozenset(arguments(PlanArgs))
-OWN_MACHINES = {"same_r4": "3", "online": "3", "http": "2", "fp8-trace": "5", "plan": "4"}  # by parts of a run's name
+OWN_MACHINES = {  # by parts of a run's name
+    **dict.fromkeys(("ernie", "nemotron-h", "fp8-r20"), "11"),
+    **{"same_r4": "3", "online": "3", "http": "2", "fp8-trace": "5", "plan": "4"},
+}
 _process = ExitStack()  # what a process of its own leaves out as long as it lives
 
 
@@ -203,7 +206,7 @@ def _machine(case: serving.Case) -> str:
     if case.set in ("silicon", "disaggregated"):
         return _lists()[case.name].partition("-")[0]
     if case.set != "own":
-        return "first" if case.set == "h200" else case.set
+        return {"h200": "first", "live": "11"}.get(case.set, case.set)
     return next(machine for part, machine in OWN_MACHINES.items() if part in case.name)
 
 
@@ -252,7 +255,7 @@ def server_rows(path: str | None, processes: int) -> Iterator[Prediction]:
     if path:
         yield from read_serving(path)
     else:
-        others = [case for name in ("h200", "own", "rtx4090") for case in serving.SETS[name]()]
+        others = [case for name in ("h200", "own", "live", "rtx4090") for case in serving.SETS[name]()]
         yield from simulated([*others, *loops[::ONE_IN]], (), processes)
     by_hidden: dict[tuple[str, ...], list[serving.Case]] = defaultdict(list)
     for case in loops[::ONE_IN_HIDDEN]:
