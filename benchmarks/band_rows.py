@@ -40,7 +40,11 @@ ANSWER = 128  # tokens of the answers that a static batch's E2E is of
 PLAN = frozenset(arguments(PlanArgs))
 OWN_MACHINES = {  # by parts of a run's name
     **dict.fromkeys(("ernie", "nemotron-h", "fp8-r20"), "11"),
-    **{"same_r4": "3", "online": "3", "http": "2", "fp8-trace": "5", "plan": "4"},
+    "same_r4": "3",
+    "online": "3",
+    "http": "2",
+    "fp8-trace": "5",
+    "plan": "4",
 }
 _process = ExitStack()  # what a process of its own leaves out as long as it lives
 
