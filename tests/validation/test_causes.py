@@ -9,12 +9,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from inferometer.base.errors import BadValue
 from inferometer.serving.metrics import latencies
 from inferometer.serving.metrics_page import ServerStatistics
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import synthetic
 from inferometer.specs.structs import Calibration
 from inferometer.validation.causes import CauseKind, cause_kinds, merged
+from inferometer.validation.doctor import diagnose
 from inferometer.validation.latency_gap import StepErrors, as_change, gap, latency_logs
 from inferometer.validation.validate import Validation, compare
 
@@ -117,3 +119,19 @@ def test_step_errors_that_are_usual_are_found() -> None:
     assert narrow["decode"] == pytest.approx(0.008), "a calibrated machine is allowed less"
     assert as_change({"decode": 0.0, "request": 0.0}) == {}
     assert as_change({"host": math.log(2.0)})["calibration"] == Calibration(host=2.0)
+
+
+def test_requests_of_which_none_completes_have_no_diagnosis() -> None:
+    """Nor do measurements without TTFT and TPOT: there is nothing to explain, and no server is called healthy by it."""
+    nothing = validation(change={"max_model_len": 16})
+    assert gap(latency_logs(nothing, nothing)) > 1, "lost requests are no good fit"
+    for before in (nothing, compare(msgspec.structs.replace(nothing.trace, measured={"E2E": np.ones(24)}), OUTCOME)):
+        with pytest.raises(BadValue, match="a diagnosis needs measured TTFT or TPOT of requests that the simulation"):
+            diagnose(lambda _: nothing, before, MODEL, GPU, {})
+
+
+def test_step_errors_of_a_simulation_that_completes_nothing() -> None:
+    """Where a cause rejects every request, the usual errors of step times explain nothing of it."""
+    before, nothing = validation(1.2), validation(change={"max_model_len": 16})
+    errors, left = StepErrors(lambda _: before, before, 1.0).fit(latency_logs(before, nothing))
+    assert not any(errors.values()) and left > 1

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ..base.errors import InferometerError
+from ..base.errors import BadValue, InferometerError
 from ..base.units import milliseconds, percent, plural
 from ..serving.metrics import metrics
 from ..serving.metrics_page import ServerStatistics
 from ..specs.structs import Calibration
 from .causes import CauseKind, cause_kinds, merged
-from .latency_gap import CALIBRATED, FIGURES, Change, Replay, StepErrors, as_change, gap, latency_logs
+from .latency_gap import CALIBRATED, FIGURES, Change, Replay, StepErrors, as_change, comparable, gap, latency_logs
 from .validate import Validation
 
 MOST_CAUSES = 3
@@ -94,6 +94,10 @@ def diagnose(
 
     ``diagnose(lambda change: validate(model, measured=trace, **{**plan, **change}), before, model, "h200", plan)``
     """
+    if not comparable(latency_logs(before, before)):
+        raise BadValue(
+            "a diagnosis needs measured TTFT or TPOT of requests that the simulation completes; there are none"
+        )
     limits = {**USUAL_ERROR, **(tolerance or {})}
     kinds = cause_kinds(before, model, gpu, plan, server)
     doctor = _Doctor(replay, before, CALIBRATED if plan.get("calibration") is not None else 1.0)

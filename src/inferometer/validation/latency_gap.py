@@ -62,6 +62,13 @@ def _log(values: Any) -> np.ndarray:
     return np.where(np.isfinite(logs), logs, np.nan)
 
 
+def comparable(logs: LatencyLogs) -> bool:
+    """Whether any latency is both predicted and measured."""
+    return any(
+        (np.isfinite(ours) & np.isfinite(theirs)).any() for ours, theirs in (*logs.requests.values(), logs.figures)
+    )
+
+
 def gap(logs: LatencyLogs) -> float:
     """Mean distance of requests, of their distributions and of figures of the run."""
     return float(_gaps(logs))
@@ -81,7 +88,9 @@ def _gaps(logs: LatencyLogs) -> np.ndarray:
     predicted, measured = logs.figures
     both = ~np.isnan(_first_row(predicted)) & ~np.isnan(measured)
     parts += [_distance(predicted[..., both], measured[both])] if both.any() else []
-    return np.mean(np.broadcast_arrays(*parts), axis=0) if parts else np.zeros(predicted.shape[:-1])
+    rows = predicted.shape[:-1]  # where no request completes, every part is one number
+    means: np.ndarray = np.mean([np.broadcast_to(part, rows) for part in parts or [np.zeros(())]], axis=0)
+    return means
 
 
 def _first_row(logs: np.ndarray) -> np.ndarray:
