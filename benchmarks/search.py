@@ -1,8 +1,9 @@
-"""How long a search takes, and how good its prices are: ``python benchmarks/search.py [--prices]``
+"""How long a search takes, and how good its prices are: ``python benchmarks/search.py [--prices | --training]``
 
 Three searches over 16 GPUs, each in a process of its own: plans priced a second, plans simulated, seconds from start to
 end. With ``--prices`` the mean-field figures that plans are priced by, against the simulator, over models, engines,
-layouts, lengths, budgets and loads.
+layouts, lengths, budgets and loads. With ``--training`` three searches for training layouts over 1,024 H100: how many
+there are, and how many were estimated.
 """
 
 from __future__ import annotations
@@ -119,5 +120,25 @@ def prices() -> None:
         )
 
 
+TRAINED = (("llama-3.1-70b", 8192, 1024), ("qwen3-30b-a3b", 4096, 2048), ("deepseek-v3", 4096, 4096))
+
+
+def training() -> None:
+    """A line per model: seconds without Python's start, CPU seconds of the whole process."""
+    titles = ("seconds", "memory", "estimate", "CPU", "layouts", "too large", "estimated")
+    print(f"{'model':16}" + "".join(f"{title:>11}" for title in titles) + "  winner")
+    before = 0.0
+    for model, seq_len, batch in TRAINED:
+        options = f"--train --gpu h100-sxm --num-gpus 1024 --json --seq-len {seq_len} --global-batch-size {batch}"
+        command = [sys.executable, "-m", "inferometer", "search", model, *options.split()]
+        result = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu, before = used.ru_utime + used.ru_stime - before, used.ru_utime + used.ru_stime
+        took, counts = result["seconds"], result["counts"]
+        seconds = "".join(f"{each:>11.2f}" for each in (took["total"], took["memory"], took["estimate"], cpu))
+        numbers = "".join(f"{counts[name]:>11,}" for name in ("layouts", "layouts_too_large", "layouts_estimated"))
+        print(f"{model:16}{seconds}{numbers}  {result['winner']['label']}")
+
+
 if __name__ == "__main__":
-    prices() if "--prices" in sys.argv else searches()
+    prices() if "--prices" in sys.argv else training() if "--training" in sys.argv else searches()

@@ -59,16 +59,16 @@ def test_what_a_plan_does_without_is_no_cause() -> None:
 
 
 def test_the_largest_step_bounds_the_token_budget() -> None:
-    seen = ServerStatistics(seconds=60.0, largest_step_tokens=2048.0, largest_step_exceeds=1024.0)
+    seen = ServerStatistics(seconds=60.0, largest_step_tokens=2048.0)
     budget = kinds(seen)["token_budget"]
-    assert budget.levels == (4096, 2048, 1024) and not budget.contradicted
+    assert budget.levels == (4096, 2048) and not budget.contradicted
     assert budget.shown is not None and budget.shown.level == 2048
     longer = int((TRAFFIC.input_tokens > 1.5 * 2048).sum())
     assert f"{longer} of 24 prompts are over 1.5 times as long" in budget.shown.sentence
     cached = msgspec.structs.replace(seen, prefix_cache_hit_rate=0.5)
     assert kinds(cached)["token_budget"].shown is None, "parts of the prompts came from the cache"
-    large = ServerStatistics(seconds=60.0, largest_step_tokens=16384.0, largest_step_exceeds=8192.0)
-    assert kinds(large)["token_budget"].contradicted == "it computed steps of over 4,096 tokens"
+    large = ServerStatistics(seconds=60.0, largest_step_tokens=8192.0)
+    assert kinds(large)["token_budget"].contradicted == "it computed a step of 8,192 tokens"
 
 
 def test_counters_rule_out_and_show() -> None:

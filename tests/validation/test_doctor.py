@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from conftest import Ran
+from conftest import ROOT, Ran, refused
 
 from inferometer.base.units import percent
 from inferometer.serving.metrics import latencies
@@ -188,3 +190,32 @@ def test_the_command_says_the_same_in_text_and_json(run: Command, tmp_path: Path
     assert made.tolerance["tpot"] == tolerance
     text = run("validate", MODEL, "--gpu", GPU, "--measured", str(table), "--diagnose").out
     assert "✓ healthy" in text and f"; up to {percent(tolerance)} is usual" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ("healthy", "eager", "smallkv", "budget512"))
+def test_real_servers_with_a_fault(server: str) -> None:
+    """vLLM 0.25.1 on an H200, from requests and pages of /metrics; see `benchmarks/live_servers.py`."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    live = importlib.import_module("live_servers")
+    result = live.diagnosed(server, "and pages", {}, 40)
+    assert adds_up(result) and result.healthy == (server == "healthy")
+    assert [(cause.name, cause.share > 0.4) for cause in result.causes[:1]] == (
+        [(live.FAULTS[server], True)] if live.FAULTS[server] else []
+    )
+
+
+@pytest.mark.slow
+def test_pages_without_a_step_are_evidence(run: Command) -> None:
+    """They were read while prompts came, so that they time no decode steps; and the server's cache is as planned."""
+    live = ROOT / "benchmarks" / "data" / "h200_live"
+    plan = ("validate", MODEL, "--gpu", GPU, "--engine", "vllm@0.25", "--max-model-len", "16384")
+    pages = ("--step-log", str(live / "healthy.metrics.gz"))
+    command = (*plan, "--measured", str(live / "healthy.csv"), *pages, "--diagnose", "--json")
+    ran = run(*command, "--num-gpu-blocks-override", "6144")
+    made = msgspec.convert(ran.json["diagnosis"], Diagnosis)
+    assert made.healthy and "step_log" not in ran.json
+    assert made.ruled_out["kv_cache"] == "its KV cache was 40.0% full and it preempted nothing"
+    assert "token_budget" in made.tried, "vLLM's pages count whole prompts, not what a step computes"
+    refused(run(*plan, *pages), "has no steps")
+    refused(run(*plan, *pages, "--num-gpu-blocks-override", "6144"), "--num-gpu-blocks-override needs --measured")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+import gzip
+import importlib
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,12 +16,12 @@ from conftest import ROOT, Ran, refused
 from helpers.step_logs import forward_pass_lines, simulated_steps, vllm_lines
 
 from inferometer.serving.simulate import simulate
-from inferometer.serving.step_log import LoggedStep, StepLog
+from inferometer.serving.step_log import LoggedStep, StepLog, read_step_log
 from inferometer.serving.synthetic import synthetic
 from inferometer.serving.trace import Trace
 from inferometer.specs.calibration import calibration
 from inferometer.specs.structs import Calibration
-from inferometer.validation.fit_steps import StepPredictor, compare_steps, fit_steps
+from inferometer.validation.fit_steps import StepPredictor, compare_steps, fit_steps, from_result_to_result, own_times
 
 Command = Callable[..., Ran]
 MODEL, GPU = "llama-3.1-8b", "h200"
@@ -153,3 +157,82 @@ def test_real_steps_gain_on_a_later_round() -> None:
     one = fit_steps(MODEL, GPU, log, plan).classes["decode"]
     assert one.unseen is not None and one.unseen < 0.015 < 0.03 < (one.unseen_before or 0)
     assert compare_steps(MODEL, GPU, log, plan)["decode"].bias > 0.03, "this machine is faster than predicted"
+
+
+# ------------------------------------------------------------------ logs that have the wait for a result alone
+
+LIVE = {"engine": "vllm@0.25", "max_model_len": 16384, "max_num_seqs": 256, "max_num_batched_tokens": 8192}
+
+
+@pytest.fixture(scope="module")
+def live() -> ModuleType:
+    """The script that tries a calibration of one real load on others."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    return importlib.import_module("live_servers")
+
+
+def waited_for(kernels: Sequence[float], launches: Sequence[float], prompts: Sequence[bool]) -> list[LoggedStep]:
+    """What vLLM logs where it launches a step, then waits for the result of the one before: `step_with_batch_queue`."""
+    steps, now, ends = [], 3600.0, 3600.0
+    for number, seconds in enumerate(kernels):
+        begun, now = now, now + launches[number]
+        if number:
+            wait = max(0.0, ends - now)
+            tokens, seqs = (1000.0, 1.0) if prompts[number - 1] else (0.0, 0.0)
+            now, clock = now + wait, float(int(now + wait))
+            steps.append(LoggedStep(tokens, seqs, 0.0, 4.0, 4000.0, wait, stream="0", wait_s=wait, clock_s=clock))
+        ends = max(ends, begun) + seconds  # the device computes while the rest is launched
+    return steps
+
+
+def test_a_wait_leaves_out_the_launch_of_the_next_step() -> None:
+    """Decode steps of 5 ms launched in 2 ms; each tenth step has prompts, takes 20 ms and is launched in 12 ms."""
+    rng = np.random.default_rng(3)
+    prompts = rng.random(4000) < 0.1
+    kernels, launches = np.where(prompts, 0.020, 0.005).tolist(), np.where(prompts, 0.012, 0.002).tolist()
+    steps = waited_for(kernels, launches, prompts.tolist())
+    assert np.mean([step.wait_s < 1e-4 for step in steps]) > 0.08, "before prompts the result is there first"
+    host_seconds = [0.8 * x for x in launches[:-1]]
+    whole = own_times(from_result_to_result(steps, host_seconds), 1.1 * np.array(kernels[:-1]))
+    for has_prompts, true in ((True, 0.020), (False, 0.005)):
+        seconds = [x.seconds for x in whole if x.whole and bool(x.prefill_tokens) is has_prompts]
+        assert len(seconds) > 100 and np.median(seconds) == pytest.approx(true, rel=0.03)
+    assert sum(not step.whole for step in whole) > 100, "decode steps that end with a launch are no steps' own"
+
+
+def test_a_real_log_in_whole_seconds_says_how_little_it_says() -> None:
+    """Steps of r8 that launch prompts end 17 ms late; taken for the steps' own time, that made prompts × 0.43."""
+    log = read_step_log([ROOT / "benchmarks" / "data" / "h200_live" / "r8.log.gz"])
+    fit = fit_steps(MODEL, GPU, log, LIVE)
+    assert abs(fit.classes["decode"].bias) < 0.04 and abs(fit.classes["mixed"].bias) < 0.1
+    assert fit.calibration == Calibration() and fit.objection()
+    assert "the log's clock says" in fit.classes["decode"].note
+
+
+def test_a_real_log_whose_lines_are_stamped_carries_over_to_other_rates(live: ModuleType, tmp_path: Path) -> None:
+    """Fitted to 8 requests/s of vLLM 0.25.1 on an H200; asked for are 2% of decode steps and 4% of prompts."""
+    path, moments = tmp_path / "r8.log", iter([step.clock_s for step in live.true_steps("r8").steps])
+    with gzip.open(live.LIVE / "r8.log.gz", "rt", encoding="utf-8") as plain, path.open("w") as file:
+        for line in plain:
+            now = next(moments, 0.0) if "Iteration(" in line else 0.0
+            file.write(f"2026-11-19T04:13:{now:09.6f}Z {line}" if now else line)
+    log = read_step_log([path])
+    assert log.steps[1].clock_s % 1 == pytest.approx(live.true_steps("r8").steps[1].clock_s % 1, abs=1e-5)
+    made = fit_steps(MODEL, GPU, log, LIVE).calibration
+    assert made.decode == pytest.approx(0.99, abs=0.01) and (made.prefill, made.host) == (1.0, 1.0)
+    for load in ("r4", "r14"):
+        errors = live.step_errors(load, {"calibration": made})
+        assert abs(errors["decode"][0]) < 0.02 and abs(errors["prompts"][0]) < 0.02, (load, errors)
+
+
+def test_requests_of_other_rates(live: ModuleType) -> None:
+    for load in ("r4", "r14"):
+        errors = live.request_errors(load, {})
+        assert abs(errors["tpot"][0]) < 0.02 and abs(errors["ttft"][0]) < 0.03, (load, errors)
+
+
+def test_contexts_are_counted_between_the_lines_that_say_them(live: ModuleType) -> None:
+    """vLLM 0.25 says how full the KV cache is every 10 s."""
+    steps = StepPredictor(MODEL, GPU, LIVE).with_contexts(read_step_log([live.LIVE / "healthy.log.gz"]))
+    true = [step.decode_kv for step in live.true_steps("healthy").steps]
+    assert np.mean([step.decode_kv for step in steps]) == pytest.approx(np.mean(true), rel=0.03)

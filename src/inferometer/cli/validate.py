@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..base.errors import BadValue
-from ..specs.command_args import GoodputArgs, TrafficArgs
+from ..specs.command_args import GoodputArgs, ServingArgs, TrafficArgs
 from ..specs.plan_args import EngineArgs
 from .options import (
     MODEL_HELP,
@@ -32,6 +32,7 @@ _EXAMPLES = (
 )
 _REPLAY = (
     "max_concurrency",
+    "num_gpu_blocks_override",
     "diagnose",
     "plot",
     "write_calibration",
@@ -93,6 +94,7 @@ _OF_ONE_RUN = ("plot", "write_calibration", "requests_out")
 @output_option(
     "--max-concurrency", type=int, help="Requests in flight when the file has no arrival times (closed loop)."
 )
+@options(schema_options(ServingArgs, only=["num_gpu_blocks_override"]))
 @output_option(
     "--diagnose",
     is_flag=True,
@@ -133,7 +135,8 @@ def validate(
     if step_log and replay["diagnose"]:
         from ..serving.step_log import read_step_log
 
-        replay["server"] = read_step_log(step_log).server
+        log = read_step_log(step_log, needs_steps=False)
+        replay["server"], step_log = log.server, step_log if log.steps else ()
     if measured is not None:  # after the other file was read: this one may write what was fitted
         rows = _requests(model, device, measured, replay, plan, result, parts)
     if url is not None:
@@ -173,6 +176,7 @@ def _check_questions(
         "requests_out",
         "goodput",
         "max_concurrency",
+        "num_gpu_blocks_override",
         "columns",
         "run",
     ):
@@ -280,10 +284,12 @@ def _one_run(
     from ..views.text.validation import comparison
 
     measured_latencies(trace)
+    blocks = replay["num_gpu_blocks_override"]
     plan = {"frontend": measured_frontend(trace), **plan}
     load = filter(None, (file_name(trace.source), trace.run.label if trace.run is not None else ""))
     labels = run_header(model, gpu, plan, f"of {', '.join(load)}", len(trace))
     labels["warnings"] += trace.notes
+    plan |= {} if blocks is None else {"num_gpu_blocks_override": blocks}
 
     def simulated(calibration: Any = None) -> Any:
         corrected = {**plan, **({} if calibration is None else {"calibration": calibration})}

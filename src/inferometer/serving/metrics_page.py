@@ -108,18 +108,6 @@ class MetricHistogram(NamedTuple):
         drawn: np.ndarray = np.maximum(1, np.rint(rng.permutation(values))).astype(np.int64)
         return drawn
 
-    @property
-    def largest(self) -> float:
-        """The upper bound of the largest value; nan without any."""
-        used = np.flatnonzero(self.counts > 0)
-        return float(self.bounds[used[-1]]) if len(used) else math.nan
-
-    @property
-    def largest_exceeds(self) -> float:
-        """The lower bound of the largest value; nan without any."""
-        used = np.flatnonzero(self.counts > 0)
-        return float(np.concatenate([[0.0], self.bounds])[used[-1]]) if len(used) else math.nan
-
 
 class ServerStatistics(msgspec.Struct, kw_only=True):
     """What a server did in some seconds, as its own counters say it. What they do not say is nan."""
@@ -131,8 +119,7 @@ class ServerStatistics(msgspec.Struct, kw_only=True):
     output_tokens: float = math.nan  # the same of its answer
     steps: float = math.nan  # of the engine
     tokens_per_step: float = math.nan  # mean
-    largest_step_tokens: float = math.nan  # of the largest step; upper bound of its bucket where that is all there is
-    largest_step_exceeds: float = math.nan  # lower bound of the same
+    largest_step_tokens: float = math.nan  # of the largest step
     running: float = math.nan  # requests, mean of what was read
     waiting: float = math.nan  # the same in the engine's queue
     queue_ms: float = math.nan  # mean wait of a request in the engine's queue
@@ -234,7 +221,11 @@ def kv_cache_tokens(page: MetricsPage) -> float:
 
 
 def server_statistics(before: MetricsPage, after: MetricsPage, seconds: float) -> ServerStatistics:
-    """What happened between two readings: ``server_statistics(first, second, 60.0).preemptions``"""
+    """What happened between two readings: ``server_statistics(first, second, 60.0).preemptions``
+
+    How large steps were is not known: vLLM's ``iteration_tokens_total`` counts a whole prompt at its first token, in
+    however many steps it was computed (`IterationStats.update_from_output` of vllm/v1/metrics/stats.py, v0.25.1).
+    """
     lengths, outputs, steps = (
         distribution(before, after, name) for name in ("prompt_lengths", "output_lengths", "step_tokens")
     )
@@ -255,8 +246,6 @@ def server_statistics(before: MetricsPage, after: MetricsPage, seconds: float) -
         output_tokens=outputs.mean if outputs.number else _ratio(produced, requests),
         steps=steps.number or math.nan,
         tokens_per_step=steps.mean,
-        largest_step_tokens=steps.largest,
-        largest_step_exceeds=steps.largest_exceeds,
         running=sum(gauges["running"]) / 2,
         waiting=sum(gauges["waiting"]) / 2,
         queue_ms=distribution(before, after, "queue").mean * 1e3,

@@ -25,6 +25,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from os import PathLike
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import msgspec
@@ -66,6 +67,10 @@ class LoggedStep(NamedTuple):
     stream: str = ""  # which engine's, where every step of it is in the log; "" where some are not
     ahead: float = 0.0  # s by which the host was free to launch it before the device was
     thermal_state: float = 0.0  # how far the chip was throttled when it began
+    wait_s: float = math.nan  # for its result, once the next step was launched: all that some logs time
+    clock_s: float = math.nan  # when it came; in whole seconds, unless lines are stamped more finely
+    whole: bool = True  # whether `seconds` are its own, and no guess
+    uncertain_s: float = 0.0  # by which `seconds` may be off in all steps alike, as a standard deviation
 
 
 class StepLog(msgspec.Struct, kw_only=True):
@@ -112,13 +117,11 @@ class LogReader:
         usage = [step.kv_usage for step in self.steps if math.isfinite(step.kv_usage)]
         if not usage and self.kv_cache_tokens > 0:
             usage = [(step.decode_kv + step.prefill_cached) / self.kv_cache_tokens for step in known]
-        largest = max(tokens, default=math.nan)
         return ServerStatistics(
             seconds=sum(step.seconds * step.steps for step in self.steps),
             steps=float(len(known)) or math.nan,
             tokens_per_step=sum(tokens) / len(tokens) if tokens else math.nan,
-            largest_step_tokens=largest,
-            largest_step_exceeds=largest,
+            largest_step_tokens=max(tokens, default=math.nan),
             kv_cache_usage=max(usage, default=math.nan),
             kv_cache_tokens=self.kv_cache_tokens,
         )
@@ -138,11 +141,11 @@ _CAPACITY = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 _EAGER = re.compile(r"enforce_eager['\"]?[=:] ?(True|False)")
 _BUDGET = re.compile(r"max_num_batched_tokens['\"]?[=:] ?(\d+)")
 _ENGINE = re.compile(r"Engine (\d+)|(?=Iteration)")
-_CLOCK = re.compile(r"\b(?:(\d\d)-(\d\d)[ T])?(\d\d):(\d\d):(\d\d)\b")
+_CLOCK = re.compile(r"\b(?:(\d\d)-(\d\d)[ T])?(\d\d):(\d\d):(\d\d(?:[.,]\d+)?)")
 
 
 class VllmIterations(LogReader):
-    """One line a step. What is timed is the wait for the step's result, which leaves out planning and launching."""
+    """One line a step. What is timed is the wait for its result, which leaves out planning and launching."""
 
     kind, engine = "vLLM's iterations", "vllm"
     marks = ("Iteration(", "GPU KV cache size:", "Avg prompt throughput:", "enforce_eager", "max_num_batched_tokens")
@@ -152,8 +155,6 @@ class VllmIterations(LogReader):
         self.enforce_eager: bool | None = None
         self.max_num_batched_tokens = math.nan
         self.kv_usage = math.nan
-        self.clocks: list[float] = []
-        self.continues: list[bool] = []  # whether a step follows the one before it without a pause
         self.untimed_s = 0.0
 
     def take(self, line: str) -> None:
@@ -173,11 +174,10 @@ class VllmIterations(LogReader):
             if step.group(7) or not seconds or not (new or decoding):
                 return
             self.kv_usage = float(step.group(8)) / 100 if step.group(8) else self.kv_usage
-            self.clocks.append(clock_seconds(line))
-            self.continues.append(decoding > 0)
-            engine = _ENGINE.search(line)
+            engine, now = _ENGINE.search(line), clock_seconds(line)
             stream = f"engine {engine.group(1) or 0}" if engine else "engine"
-            self.steps.append(LoggedStep(new, prompts, 0.0, decoding, math.nan, seconds, 1, self.kv_usage, stream))
+            row = LoggedStep(new, prompts, 0.0, decoding, math.nan, seconds, 1, self.kv_usage, stream, clock_s=now)
+            self.steps.append(row)
 
     def finish(self) -> None:
         """Add to every step what the clock of the log shows and its timings leave out."""
@@ -186,9 +186,9 @@ class VllmIterations(LogReader):
         timed = elapsed = error = 0.0
         count = begin = 0
         for end in range(1, len(self.steps) + 1):
-            if end < len(self.steps) and self.continues[end]:
-                continue
-            spell = self.clocks[end - 1] - self.clocks[begin]
+            if end < len(self.steps) and self.steps[end].decode_seqs:
+                continue  # without a pause
+            spell = self.steps[end - 1].clock_s - self.steps[begin].clock_s
             if spell >= 10 * CLOCK_ERROR:
                 elapsed += spell
                 timed += sum(step.seconds for step in self.steps[begin + 1 : end])
@@ -197,24 +197,18 @@ class VllmIterations(LogReader):
             begin = end
         if count and elapsed - timed > max(2 * error, 0.02 * elapsed):
             self.untimed_s = (elapsed - timed) / count
-            self.steps = [step._replace(seconds=step.seconds + self.untimed_s) for step in self.steps]
+            more = self.untimed_s
+            self.steps = [step._replace(seconds=step.seconds + more, wait_s=step.seconds) for step in self.steps]
 
     def server(self) -> ServerStatistics:
         """What it was started with stands in its first lines."""
-        return msgspec.structs.replace(
-            super().server(),
-            enforce_eager=self.enforce_eager,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-        )
+        stated = {"enforce_eager": self.enforce_eager, "max_num_batched_tokens": self.max_num_batched_tokens}
+        return msgspec.structs.replace(super().server(), **stated)
 
     def notes(self) -> list[str]:
         """What was added."""
-        if not self.untimed_s:
-            return []
-        return [
-            f"the log's clock shows {self.untimed_s * 1e3:.2f} ms a step more than its timings: they leave out "
-            "planning and launching, and this was added"
-        ]
+        more = f"the log's clock shows {self.untimed_s * 1e3:.2f} ms a step more than its timings: they leave out "
+        return [more + "planning and launching, and this was added"] if self.untimed_s else []
 
 
 class VllmStatistics(LogReader):
@@ -409,6 +403,8 @@ class MetricsPages(LogReader):
         first, last = self.pages[0], self.pages[-1]
         return msgspec.structs.replace(
             server_statistics(first, last, last.time_s - first.time_s),
+            running=fmean(page.value("running") for page in self.pages),
+            waiting=fmean(page.value("waiting") for page in self.pages),
             kv_cache_usage=max(page.value("kv_usage") for page in self.pages),
         )
 
@@ -434,7 +430,7 @@ def clock_seconds(line: str) -> float:
     clock = _CLOCK.search(line[:80])
     if clock is None:
         return math.nan
-    _, day, hour, minute, second = (float(part or 0) for part in clock.groups())
+    _, day, hour, minute, second = (float((part or "0").replace(",", ".")) for part in clock.groups())
     return ((day * 24 + hour) * 60 + minute) * 60 + second
 
 
@@ -445,10 +441,10 @@ def log_lines(path: str | PathLike[str]) -> Iterator[str]:
             yield line.decode(errors="replace")
 
 
-def read_step_log(paths: Sequence[str | PathLike[str]]) -> StepLog:
+def read_step_log(paths: Sequence[str | PathLike[str]], needs_steps: bool = True) -> StepLog:
     """The steps of one log or several parts of it, in the format that has most of them.
 
-    ``read_step_log(["server.log"]).kind  # "vLLM's iterations"``
+    ``read_step_log(["server.log"]).kind  # "vLLM's iterations"``. Pages of /metrics under prompts have no steps.
     """
     readers = [make() for make in READERS]
     source = ", ".join(str(path) for path in paths)
@@ -465,6 +461,8 @@ def read_step_log(paths: Sequence[str | PathLike[str]]) -> StepLog:
     for reader in readers:
         reader.finish()
     best = next((reader for reader in readers if reader.steps), None)
+    if best is None and not needs_steps:
+        best = next((each for each in readers if isinstance(each, MetricsPages) and len(each.pages) > 1), None)
     if best is None:
         skipped = sum(reader.skipped for reader in readers)
         why = f" ({skipped:,} lines span several kinds of steps)" if skipped else ""
@@ -494,7 +492,6 @@ def _is_possible(step: LoggedStep) -> bool:
 def _take(reader: LogReader, line: str, where: str) -> None:
     try:
         reader.take(line)
-    except BadFile as error:
-        raise BadFile(f"{where}: {error}") from None
-    except ValueError:
-        raise BadFile(f"{where}: a number of the step cannot be read") from None
+    except (BadFile, ValueError) as error:
+        why = error if isinstance(error, BadFile) else "a number of the step cannot be read"
+        raise BadFile(f"{where}: {why}") from None

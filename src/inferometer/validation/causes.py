@@ -146,9 +146,9 @@ def _limits(before: Validation, plan: Any, server: ServerStatistics | None) -> l
         float((before.trace.input_tokens + before.trace.output_tokens).max(initial=1)) / plan.block_size
     )
     blocks = sorted({max(longest + 2, round(peak_blocks * x)) for x in (0.8, 0.6, 0.4, 0.25)}, reverse=True)
-    exceeded = server.largest_step_exceeds if server is not None else math.nan
+    largest = server.largest_step_tokens if server is not None else math.nan
     budgets = tuple(
-        float(x) for x in (4096, 2048, 1024, 512, 256) if x < plan.max_num_batched_tokens and not x < exceeded
+        float(x) for x in (4096, 2048, 1024, 512, 256) if x < plan.max_num_batched_tokens and not x < largest
     )
     peak = running / replicas
     seqs = sorted({max(1, round(peak * x)) for x in (0.8, 0.55, 0.35, 0.15)}, reverse=True)
@@ -214,9 +214,11 @@ def _contradicts_budget(server: ServerStatistics | None, budget: int) -> str:
         return ""
     if server.max_num_batched_tokens >= budget:
         return f"its log says max_num_batched_tokens={server.max_num_batched_tokens:.0f}"
-    if not (server.largest_step_tokens >= budget or server.largest_step_exceeds >= 0.9 * budget):
-        return ""
-    return f"it computed steps of over {min(budget / 2, server.largest_step_exceeds):,.0f} tokens"
+    return (
+        f"it computed a step of {server.largest_step_tokens:,.0f} tokens"
+        if server.largest_step_tokens >= 0.9 * budget
+        else ""
+    )
 
 
 def _shown_budget(before: Validation, server: ServerStatistics | None, budget: int) -> ShownLimit | None:
