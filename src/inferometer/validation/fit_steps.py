@@ -440,7 +440,9 @@ def _tried(
     value = _weighted_median(ratio[known & rows.seen], rows.weights[known & rows.seen])
     uncertain = float(np.mean(rows.uncertain[known]))
     if abs(math.log(value)) < 2 * uncertain:
-        notes[name] = f"not corrected: the log's clock says {value:.3f}, but may be {2 * uncertain:.1%} off"
+        notes[name] = (
+            f"not corrected: the log's clock says {value:.3f}, give or take {2 * uncertain:.1%}; stamp its lines"
+        )
         return made
     other = msgspec.structs.replace(made, **{figure: float(np.clip(value, 0.01, 100))})
     later = chosen & ~rows.seen
