@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import numpy as np
 import pytest
 from conftest import ROOT, Ran, refused
@@ -223,6 +224,13 @@ def test_a_real_log_whose_lines_are_stamped_carries_over_to_other_rates(live: Mo
     for load in ("r4", "r14"):
         errors = live.step_errors(load, {"calibration": made})
         assert abs(errors["decode"][0]) < 0.02 and abs(errors["prompts"][0]) < 0.02, (load, errors)
+
+
+def test_a_log_may_begin_in_the_middle_of_a_load(live: ModuleType) -> None:
+    """Its first step has no result before it, so nothing says how long it took."""
+    stamped = live.stamped("r8")
+    fit = fit_steps(MODEL, GPU, msgspec.structs.replace(stamped, steps=stamped.steps[200:400]), LIVE)
+    assert 150 < sum(one.steps for one in fit.classes.values()) < 200
 
 
 def test_requests_of_other_rates(live: ModuleType) -> None:

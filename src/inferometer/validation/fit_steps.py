@@ -231,7 +231,7 @@ def from_result_to_result(steps: Sequence[LoggedStep], host_seconds: Sequence[fl
     if (clocks % 1 > 0).any():  # lines are stamped with more than seconds: that is when results came
         gaps = np.diff(clocks, prepend=clocks[0])
         return [
-            step._replace(seconds=float(gap), whole=number not in starts)
+            step._replace(seconds=float(gap), whole=gap > 0 and number not in starts)  # the first has none before it
             for number, (step, gap) in enumerate(zip(steps, gaps, strict=True))
         ]
     lines, times = [], []
