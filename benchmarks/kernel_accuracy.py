@@ -58,10 +58,11 @@ def table_of(rows: TableRows, tables_of_kind: Mapping[str, object]) -> tuple[str
 def predicted(rows: TableRows, profile: KernelProfile) -> np.ndarray | None:
     """Seconds of rows by a profile's surface; None where it has no such table_key."""
     tables_of_kind = profile.fitted.get(rows.kind, {})
-    key, _ = table_of(rows, tables_of_kind)
+    key, own_format = table_of(rows, tables_of_kind)
     if not key:
         return None
-    took = surface_seconds(tables_of_kind[key], SHAPES[rows.kind], rows.dims, rows.terms)
+    tiles = profile.tiles(rows.kind, key) if own_format else None
+    took = surface_seconds(tables_of_kind[key], SHAPES[rows.kind], rows.dims, rows.terms, tiles=tiles)
     return np.asarray(maximum_of(took, rows.terms.roofline))
 
 

@@ -30,7 +30,7 @@ from monotone import TOLERANCE, Least, base_at, constraints, raised, worst_fall
 from inferometer.costs.kernels.kernel_rows import row_terms
 from inferometer.costs.kernels.measured import offsets, profile_of, read_rows
 from inferometer.costs.kernels.registry import KernelProfile, MeasuredCurves
-from inferometer.costs.kernels.surfaces import SHAPES, Surface
+from inferometer.costs.kernels.surfaces import SHAPES, RowTiles, Surface
 from inferometer.specs import catalog
 from inferometer.specs.catalog import DATA
 from inferometer.specs.structs import Hardware
@@ -47,11 +47,24 @@ AXES: dict[str, list[list[float]]] = {
     "sampler": [[*range(11)], [14, 15, 16, 17, 18, 19]],
 }
 BLOCKS = (16, 64, 128, 256, 512, 1024)  # rows of 8-bit products above which another kernel is chosen, or more tiles
+SMALL = 2  # of these, those below the kernel that `row_tiles` is about
 JUMPS = tuple(round(math.log2(rows + 1), 4) for rows in BLOCKS)  # the first size of the next kernel
-# CUTLASS takes a fifth longer for 24 rows than for 64, a quarter longer for 384 than for 512; public tables have only
-# odd numbers of rows between such sizes, which are slower than any even one, so that their surfaces rise
-FALLING = {("linear", "fp8"): (0,)}
+FALLING = (0,)  # CUTLASS takes a fifth longer for 24 rows than for 64: its seconds need not rise with rows
+# vLLM v0.25.1 csrc/quantization/w8a8/cutlass/c3x/scaled_mm_sm90_fp8_dispatch.cuh: above 128 rows tiles of 128 x 128, a
+# cluster of two along the rows. Where inputs are few and where the GPU is half empty, public tables show no more time.
+TILES = RowTiles(
+    above=128,
+    rows=256,
+    outputs=128,
+    at_once=66,
+    filled=[0.0, 0.125, 0.25, 0.375, 0.5, 0.502, 0.625, 0.75, 0.86, 1.0],
+    extra=[0.0] * 10,
+    inputs=(512, 2048),
+    source="CUTLASS' sm90_fp8_config_default in vLLM 0.25.1; extra fitted to benchmarks/data/h200_kernels_fp8_rows.csv",
+)
+CURVE_WEIGHTS = ((28672, 4096), (4096, 4096))  # of that file's four, those that the curve is fitted to
 EIGHT_BIT = ("fp8", "fp8-block", "mxfp8", "nvfp4")
+FP8_ROWS = ROOT / "benchmarks" / "data" / "h200_kernels_fp8_rows.csv"
 OWN = [kind for kind in AXES if kind != "sampler"]  # an engine's sampler is more kernels than were timed: 60 µs a step
 SMOOTH = dict.fromkeys(AXES, 0.01) | {"linear": 0.02}
 
@@ -61,17 +74,18 @@ def coords(rows: TableRows) -> np.ndarray:
     return np.stack(SHAPES[rows.kind].coords(rows.dims), axis=1)
 
 
-def ratios(rows: TableRows) -> np.ndarray:
+def ratios(rows: TableRows, tiles: RowTiles | None = None) -> np.ndarray:
     """What is fitted: log2 of seconds over the base."""
-    return np.log2(rows.seconds / SHAPES[rows.kind].base(rows.terms, rows.dims))
+    terms = rows.terms if tiles is None else tiles.worked(rows.dims, rows.terms)[1]
+    return np.log2(rows.seconds / SHAPES[rows.kind].base(terms, rows.dims))
 
 
-def axes_of(rows: TableRows, where: np.ndarray) -> list[list[float]]:
+def axes_of(rows: TableRows, where: np.ndarray, jumps: tuple[float, ...] = JUMPS) -> list[list[float]]:
     """The kind's axes, cut to where there are rows: beyond its last node a surface stays as it is."""
     axes = []
     whole = [list(axis) for axis in AXES[rows.kind]]
-    if rows.kind == "linear" and rows.table_key in EIGHT_BIT and np.isin(JUMPS, np.round(where[:, 0], 4)).any():
-        whole[0] = sorted({*whole[0], *JUMPS})
+    if rows.kind == "linear" and rows.table_key in EIGHT_BIT and np.isin(jumps, np.round(where[:, 0], 4)).any():
+        whole[0] = sorted({*whole[0], *jumps})
     for number, axis in enumerate(whole):
         low, high = where[:, number].min(), where[:, number].max()
         inside = [
@@ -83,15 +97,20 @@ def axes_of(rows: TableRows, where: np.ndarray) -> list[list[float]]:
     return axes
 
 
-def surface(rows: TableRows, falling: tuple[int, ...] = ()) -> Surface:
-    """The surface of a table, from the rows that may be seen; seconds rise along its axes but for falling ones."""
-    seen = ~rows.unseen
+def surface(rows: TableRows, tiles: RowTiles | None = None) -> Surface:
+    """The surface of a table, from the rows that may be seen; seconds rise along its axes.
+
+    With tiles it is fitted to rows that fill them, and seconds need not rise with rows.
+    """
+    falling = FALLING if tiles is not None else ()
+    seen = ~rows.unseen if tiles is None else ~rows.unseen & fills(rows.dims["m"], tiles)
     where = coords(rows)
-    axes = axes_of(rows, where[seen])
+    axes = axes_of(rows, where[seen], JUMPS if tiles is None else JUMPS[:SMALL])
     few = 5.0 if len(where) < 12_000 and rows.kind == "linear" else 1.0  # real models' weights lie on no grid
     level = 1.0 if rows.kind == "moe" else 0.1
     floors = constraints(rows.kind, rows.table_key, catalog.hardware(rows.device), axes, falling=falling)
-    nodes = fit(axes, where[seen], ratios(rows)[seen], smooth=SMOOTH[rows.kind] * few, level=level, floors=floors)
+    values = ratios(rows, tiles)[seen]
+    nodes = fit(axes, where[seen], values, smooth=SMOOTH[rows.kind] * few, level=level, floors=floors)
     return rounded(axes, nodes, floors, f"{rows.device} {rows.engine} {rows.kind} {rows.table_key}")
 
 
@@ -138,19 +157,32 @@ def beyond_blocks(axis: list[float], log_seconds: np.ndarray) -> np.ndarray:
     return np.maximum(before, middle - (after - middle) * steps[:, None])
 
 
-def curves_with_jumps(curves: MeasuredCurves, device: Hardware) -> MeasuredCurves:
-    """Curves of fp8 products with nodes just above the numbers of rows at which kernels change."""
+def fills(m: np.ndarray, tiles: RowTiles) -> np.ndarray:
+    """Where rows fill their tiles, or run on a kernel that has none."""
+    return (m <= tiles.above) | (m % tiles.rows == 0)
+
+
+def curves_in_tiles(curves: MeasuredCurves, device: Hardware, tiles: RowTiles) -> MeasuredCurves:
+    """Curves of fp8 products at whole tiles, with nodes just above the numbers of rows at which kernels change."""
     axis, shapes = curves.axes[0], {}
+    jumps = JUMPS[:SMALL]
+    kept = [x for x in axis if fills(np.round(2.0**x), tiles)]
     for name, values in curves.shapes.items():
         n, k = (float(size) for size in name.split("x"))
 
-        def base(x: list[float], n: float = n, k: float = k) -> np.ndarray:
-            return np.log2(base_at("linear", "fp8", device, [np.array(x), np.log2(n), np.log2(k)]))
+        def base(x: list[float], *, tiled: bool = False, n: float = n, k: float = k) -> np.ndarray:
+            row = row_terms("linear", "fp8", {"m": np.round(2.0 ** np.array(x)), "n": n, "k": k}, device)
+            assert row is not None
+            terms = tiles.worked(row.dims, row.terms)[1] if tiled else row.terms
+            return np.log2(SHAPES["linear"].base(terms, row.dims))
 
-        jumps = beyond_blocks(axis, np.array(values) + base(axis))[:, 0] - base(list(JUMPS))
-        nodes = {**dict(zip(axis, values, strict=True)), **dict(zip(JUMPS, jumps.round(3).tolist(), strict=True))}
+        log_seconds = np.array(values) + base(axis)
+        above = beyond_blocks(axis, log_seconds)[:SMALL, 0] - base(list(jumps))
+        at = np.isin(axis, kept)
+        nodes = dict(zip(kept, (log_seconds[at] - base(kept, tiled=True)).round(3).tolist(), strict=True))
+        nodes |= dict(zip(jumps, above.round(3).tolist(), strict=True))
         shapes[name] = [nodes[x] for x in sorted(nodes)]
-    return MeasuredCurves([sorted({*axis, *JUMPS})], shapes)
+    return MeasuredCurves([sorted({*kept, *jumps})], shapes)
 
 
 def rows_with_jumps(rows: TableRows, device: Hardware) -> TableRows:
@@ -161,10 +193,10 @@ def rows_with_jumps(rows: TableRows, device: Hardware) -> TableRows:
     for n, k in sorted(set(zip(rows.dims["n"].tolist(), rows.dims["k"].tolist(), strict=True))):
         one = np.flatnonzero((rows.dims["n"] == n) & (rows.dims["k"] == k))
         one = one[np.argsort(rows.dims["m"][one])]
-        log_seconds = beyond_blocks(np.log2(rows.dims["m"][one]).tolist(), np.log2(rows.seconds[one]))[:, 0]
-        sizes += [(rows + 1.0, n, k) for rows in BLOCKS]
+        log_seconds = beyond_blocks(np.log2(rows.dims["m"][one]).tolist(), np.log2(rows.seconds[one]))[:SMALL, 0]
+        sizes += [(rows + 1.0, n, k) for rows in BLOCKS[:SMALL]]
         seconds += (2.0**log_seconds).tolist()
-        unseen += [bool(rows.unseen[one[0]])] * len(BLOCKS)
+        unseen += [bool(rows.unseen[one[0]])] * SMALL
     m, n, k = (
         np.concatenate([rows.dims[name], column]) for name, column in zip("mnk", zip(*sizes, strict=True), strict=True)
     )
@@ -176,6 +208,42 @@ def rows_with_jumps(rows: TableRows, device: Hardware) -> TableRows:
         seconds=np.concatenate([rows.seconds, seconds]),
         unseen=np.concatenate([rows.unseen, unseen]),
     )
+
+
+def row_tiles(device: Hardware) -> RowTiles:
+    """`TILES` with what a last tile takes longer that is not full: seconds beyond those of whole tiles.
+
+    Least squares of relative errors, again and again with less weight on rows that lie far off.
+    """
+    shares, beyond, peaks = [], [], []
+    for n, k in CURVE_WEIGHTS:
+        rows = [row for row in read_rows(FP8_ROWS) if (row.sizes["n"], row.sizes["k"]) == (n, k)]
+        m, took = np.array([(row.sizes["m"], row.seconds) for row in rows], float).T
+        row = row_terms("linear", "fp8", {"m": m, "n": float(n), "k": float(k)}, device)
+        assert row is not None
+        dims, worked, _ = TILES.worked(row.dims, row.terms)
+        whole, base = m % TILES.rows == 0, SHAPES["linear"].base(worked, dims)
+        ratio = np.interp(np.log2(dims["m"]), np.log2(m[whole]), np.log2(took / base)[whole])
+        shares.append((m % TILES.rows / TILES.rows)[~whole])
+        beyond.append((1 - base * 2.0**ratio / took)[~whole])
+        peaks.append((row.terms.compute / m * TILES.rows / took)[~whole])
+    share, left, peak = (np.concatenate(parts) for parts in (shares, beyond, peaks))
+    nodes = np.array(TILES.filled)
+    hats = np.stack([np.interp(share, nodes, one) for one in np.eye(len(nodes))], axis=1) * peak[:, None]
+    trust, extra = np.ones(len(share)), np.zeros(len(nodes))
+    for _ in range(20):
+        form = (hats * trust[:, None]).T @ hats + 1e-6 * np.eye(len(nodes))
+        extra = np.maximum(np.linalg.solve(form, (hats * trust[:, None]).T @ left), 0.0)
+        trust = 1 / np.maximum(np.abs(left - hats @ extra), 0.02)
+    return msgspec.structs.replace(TILES, extra=[*extra[:-1].round(2).tolist(), 0.0])
+
+
+def tiles_of(rows: TableRows) -> RowTiles | None:
+    """How the kernel of a table takes its rows: vLLM's fp8 products on Hopper have tiles, no others were seen to."""
+    device = catalog.hardware(rows.device)
+    if (rows.kind, rows.table_key, device.architecture) != ("linear", "fp8", "hopper") or rows.engine == "trtllm":
+        return None
+    return msgspec.structs.replace(row_tiles(catalog.hardware("h200")), at_once=device.compute_units / 2)
 
 
 def risen(kind: str, table_key: str, curves: MeasuredCurves, device: Hardware) -> MeasuredCurves:
@@ -240,14 +308,15 @@ def own(kinds: list[str] | None = None) -> None:
     path, device = DATA / "profiles" / "h200" / "measured.json", catalog.hardware("h200")
     kinds = kinds or OWN
     kept = ROOT / "benchmarks" / "data"
-    rows = [row for path in sorted(kept.glob("h200_kernels*.csv")) for row in read_rows(path)]
+    files = sorted({*kept.glob("h200_kernels*.csv")} - {FP8_ROWS})  # that one says how tiles are filled, no more
+    rows = [row for path in files for row in read_rows(path)]
     fitted: dict[str, dict[str, Surface]] = {}
     for part in own_rows():
         if part.kind not in kinds:
             continue
-        if (part.kind, part.table_key) == ("linear", "fp8"):
-            part = rows_with_jumps(part, device)
-        fitted.setdefault(part.kind, {})[part.table_key] = surface(part, FALLING.get((part.kind, part.table_key), ()))
+        tiles = tiles_of(part)
+        part = part if tiles is None else rows_with_jumps(part, device)
+        fitted.setdefault(part.kind, {})[part.table_key] = surface(part, tiles)
         print("h200 own", part.kind, part.table_key, len(part.seconds), flush=True)
     tables = msgspec.json.decode((DATA / "profiles" / "h200" / "vllm.json").read_bytes(), type=KernelProfile)
     profile = profile_of(
@@ -263,7 +332,7 @@ def own(kinds: list[str] | None = None) -> None:
         for table_key, timed in curves_by_key.items():
             smooth = fitted.get(kind, {}).get(table_key)
             if (kind, table_key) == ("linear", "fp8"):
-                timed = curves_with_jumps(timed, device)
+                timed = curves_in_tiles(timed, device, row_tiles(device))
             curves = steadied(kind, timed, smooth) if smooth is not None else timed
             measured.setdefault(kind, {})[table_key] = risen(kind, table_key, curves, device)
     for kind in {"linear", "moe"} & measured.keys():
@@ -276,7 +345,9 @@ def own(kinds: list[str] | None = None) -> None:
         {kind: tables for kind, tables in kept.items() if kind not in kinds}
         for kept in (before.fitted, before.measured)
     ]
-    profile = msgspec.structs.replace(profile, fitted=stay[0] | fitted, measured=stay[1] | measured)
+    profile = msgspec.structs.replace(
+        profile, fitted=stay[0] | fitted, measured=stay[1] | measured, row_tiles={"fp8": row_tiles(device)}
+    )
     path.write_bytes(msgspec.json.encode(profile) + b"\n")
 
 
@@ -342,20 +413,23 @@ def main() -> None:
 def fit_tables(device: str, engine: str, name: str, kinds: list[str]) -> None:
     """The surfaces of one engine's public tables on a device; of some kinds, the others stay as they are."""
     fitted: dict[str, dict[str, Surface]] = {}
+    tiled: dict[str, RowTiles] = {}
     path = DATA / "profiles" / device / f"{engine}.json"
     if kinds:
         kept = msgspec.json.decode(path.read_bytes(), type=KernelProfile)
+        tiled = dict(kept.row_tiles)
         fitted = {kind: tables for kind, tables in kept.fitted.items() if kind not in kinds}
     for rows in everything(device, engine):
         if kinds and rows.kind not in kinds:
             continue
-        fitted.setdefault(rows.kind, {})[rows.table_key] = surface(rows)
+        tiles = tiles_of(rows)
+        tiled |= {} if tiles is None else {rows.table_key: tiles}
+        fitted.setdefault(rows.kind, {})[rows.table_key] = surface(rows, tiles)
         print(device, engine, rows.kind, rows.table_key, len(rows.seconds), flush=True)
     source = f"fitted to the public kernel table {name.replace('__', ' ')}, see docs/accuracy.md"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(
-        msgspec.json.encode(KernelProfile(device=device, source=source, rounds=True, fitted=fitted)) + b"\n"
-    )
+    profile = KernelProfile(device=device, source=source, rounds=True, fitted=fitted, row_tiles=tiled)
+    path.write_bytes(msgspec.json.encode(profile) + b"\n")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from inferometer.base.symbols import evaluate
 from inferometer.base.symbols import names as s
 from inferometer.costs import host as overhead
 from inferometer.costs.binding import BoundPlan, bind, step_rows, step_seconds
+from inferometer.costs.kernels import Terms
 from inferometer.costs.kernels.kernel_rows import row_terms
-from inferometer.costs.kernels.lookup import Formats, lookup_key, octaves_lighter, shape_codes
+from inferometer.costs.kernels.lookup import Formats, kernel_sources, lookup_key, octaves_lighter, shape_codes
 from inferometer.costs.kernels.measured import MeasuredKernel, profile_of, read_rows
 from inferometer.costs.kernels.registry import installed, left_out, read_profile
 from inferometer.costs.kernels.surfaces import SHAPES, Surface, head_table_key
@@ -161,23 +163,79 @@ def test_a_short_context_takes_a_whole_tile(cache: str, at_128: float) -> None:
     assert attention_seconds(plan, 512.0, 128.0) == pytest.approx(at_128, rel=0.12)
 
 
+FP8_ROWS = Path(__file__).parents[2] / "benchmarks" / "data" / "h200_kernels_fp8_rows.csv"
+
+
+def product_seconds(formats: Formats, m: Any, n: Any, k: Any, device: str = "h200") -> Any:
+    """Seconds of products of an ``mlp`` operator by the first source that has them."""
+    op, hardware = linear("product", s.k, s.n, m=s.m), catalog.hardware(device)
+    row = row_terms("linear", formats.roles["mlp"], {"m": m, "n": n, "k": k}, hardware)
+    assert row is not None
+    took = np.full(np.shape(m), np.nan)
+    for source in kernel_sources(hardware, "vllm", formats):
+        if source.kinds is None or "linear" in source.kinds:
+            took = np.where(np.isnan(took), source.answer(op, lambda: {"groups": 1, **row.dims}, row.terms), took)
+    return took
+
+
 def test_fp8_products_jump_where_their_kernel_changes() -> None:
     """CUTLASS on Hopper: 10240 × 8192 takes 36.8 µs with 128 rows, 66.6 with 129, 57.8 with 192 (public tables)."""
-    device = catalog.hardware("h200")
-    for stem in ("measured", "vllm"):
-        profile = read_profile("h200", stem)
-        assert profile is not None
-        seconds = {}
-        for m in (128, 129, 192):
-            row = row_terms("linear", "fp8", {"m": m, "n": 10240, "k": 8192}, device)
-            assert row is not None
-            at = SHAPES["linear"].coords(row.dims)
-            seconds[m] = SHAPES["linear"].base(row.terms, row.dims) * 2.0 ** profile.fitted["linear"]["fp8"].at(*at)
-        assert 1.3 < seconds[129] / seconds[128] < 2, stem
-        assert seconds[192] < 1.1 * seconds[129], f"{stem}: from there on it is level"
-    curves = read_profile("h200", "measured").measured["linear"]["fp8"]  # type: ignore[union-attr]
-    exact = Surface(curves.axes, curves.shapes["10240x8192"])
-    assert exact.at(math.log2(129)) - exact.at(7.0) > 0.5, "octaves, at this very weight"
+    for n in (10240, 10256):  # a curve of this very weight, and the surface
+        took = product_seconds(Formats({"mlp": "fp8"}), np.array([128.0, 129, 192, 256]), n, 8192)
+        assert 1.3 < took[1] / took[0] < 2
+        assert took[2] < 1.1 * took[1] and took[3] <= took[2], "from there on it is level, or falls"
+
+
+def test_fp8_products_of_part_of_a_tile_take_longer_than_of_all_of_it() -> None:
+    """Measured with weights of Llama-3.1-8B; the curve was fitted to the other two of the file's four."""
+    every = [row for row in read_rows(FP8_ROWS) if row.sizes["m"] % 256]
+    m, n, k, seconds = np.array([(*(row.sizes[x] for x in "mnk"), row.seconds) for row in every]).T
+    off = product_seconds(Formats({"mlp": "fp8"}), m, n, k) / seconds - 1
+    unseen = ((n == 6144) & (k == 4096)) | ((n == 4096) & (k == 14336))
+    assert unseen.sum() == 82 and np.median(np.abs(off[unseen])) < 0.08 and abs(off[unseen].mean()) < 0.05
+    whole = product_seconds(Formats({"mlp": "fp8"}, row_tiles=False), m, n, k) / seconds - 1
+    assert whole.mean() < -0.15, "without its tiles: of a kernel that is not slower"
+
+
+def test_only_that_kernel_takes_its_rows_in_tiles() -> None:
+    """vLLM's scales per tensor on Hopper: not its blocks, no other engine, no other generation."""
+    tiled = {
+        (device, engine): set(profile.row_tiles)
+        for device in ("a100-sxm-80gb", "l40s", "h100-sxm", "h200", "b200")
+        for engine in ("vllm", "trtllm", "measured")
+        if (profile := read_profile(device, engine)) is not None
+    }
+    assert {key for key, formats in tiled.items() if formats} == {
+        ("h100-sxm", "vllm"),
+        ("h200", "vllm"),
+        ("h200", "measured"),
+    }
+    assert set.union(*tiled.values()) == {"fp8"}
+    assert [name for name in catalog.names("engines") if catalog.engine(name).row_tiles] == ["vllm"]
+    for dtype in ("bf16", "fp8-block"):
+        took = product_seconds(Formats({"mlp": dtype}), np.array([1024.0, 1025]), 10256, 8192)
+        assert took[1] == pytest.approx(took[0], rel=0.01), dtype
+    falls = {
+        name: product_seconds(Formats({"mlp": "fp8"}), np.array([1025.0, 1280]), 10256, 8192, name)
+        for name in ("h800", "b200")
+    }
+    assert falls["h800"][0] > 1.1 * falls["h800"][1], "its donor's kernel"
+    assert falls["b200"][0] < falls["b200"][1]
+
+
+def test_mean_numbers_of_rows_have_mean_tiles() -> None:
+    """A number of rows with a fraction is a mean over steps; single numbers and arrays agree."""
+    tiles = read_profile("h200", "measured").tiles("linear", "fp8")  # type: ignore[union-attr]
+    assert tiles is not None
+    formats = Formats({"mlp": "fp8"})
+    every = product_seconds(formats, np.arange(1025.0, 2049), 10256.0, 4096.0)
+    mean = product_seconds(formats, np.array([1536.5]), 10256.0, 4096.0)
+    assert mean[0] == pytest.approx(every.mean(), rel=0.02)
+    for at in (1, 128, 129, 700, 1024, 1025, 1536.5):
+        one = tiles.worked({"m": float(at), "n": 512.0, "k": 4096.0}, Terms(1e-5, 1e-6, 0.0, 0.0))
+        many = tiles.worked({"m": np.array([at, at]), "n": 512.0, "k": 4096.0}, Terms(1e-5, 1e-6, 0.0, 0.0))
+        assert one[0]["m"] == many[0]["m"][0] and one[1].compute == pytest.approx(many[1].compute[0])
+        assert one[2] == pytest.approx(many[2][0])
 
 
 def test_sparse_curves_follow_a_surface_between_their_rows() -> None:

@@ -101,6 +101,7 @@ def bind(
         plan.kv_cache_dtype,
         kernels.rounding(engine, device),
         {8: "fp8", 16: "bf16"}.get(int(model.state_bits), "fp32"),
+        engine.row_tiles,
     )
     answers = kernels.sources(engine, efficiency, places, nominal_device or device, formats, profile, device)
     answers = power.capped(answers, device, plan.power_cap)

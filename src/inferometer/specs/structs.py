@@ -197,6 +197,7 @@ class Engine(Spec, frozen=True, kw_only=True):
     kernels_from: str = ""  # the one device that the kernels' shares of peak were seen on
     profile: str = ""  # the measured kernels that it runs: a file name under data/profiles/<device>
     profile_kinds: tuple[str, ...] = ()  # of those, the kinds that it runs; () = all
+    row_tiles: bool = False  # its products take their rows in the tiles of that profile: the very same kernels
     prefill_factor: float = 1.0  # on the seconds of prompts' tokens, from a calibration
     decode_factor: float = 1.0  # on the seconds of answers' tokens
     mixed_factor: float = 1.0  # a further one on steps that have both

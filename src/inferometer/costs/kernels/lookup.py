@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from ...base.symbols import Value, maximum_of, minimum_of, scalar
 from ...network.operators import Op
 from ...specs import catalog
@@ -26,7 +28,7 @@ from .registry import (
     read_profile,
 )
 from .source import Source, Terms, p_norm
-from .surfaces import SHAPES, Shape, Surface, head_table_key
+from .surfaces import SHAPES, RowTiles, Shape, Surface, head_table_key, surface_seconds
 
 # Which table serves a format that has none: its kernels are built alike, and the base has its bytes and its peak.
 SIMILAR_FORMATS = {
@@ -60,6 +62,7 @@ class Formats(NamedTuple):
     cache: str = "bf16"
     rounding: Callable[[Value], Value] = lambda elements: 0.0  # s to round so many elements of an input to 8 bits
     state: str = "fp32"  # of recurrent layers
+    row_tiles: bool = True  # products take their rows as the profiles' kernels do
 
     def of(self, op: Op) -> str:
         """The format that an operator's table is chosen by: ``formats.of(op)  # "fp8"``"""
@@ -111,15 +114,17 @@ class KernelLookup:
         if not key or (self.own_format and not own_format):
             return float("nan")
         shape = SHAPES[op.kind]
+        tiles = self.profile.tiles(op.kind, key) if own_format and self.formats.row_tiles else None
         if self.exact:
-            timed = shape.as_timed(d, tables[key].axes)
-            took = shape.base(terms, timed) * 2.0 ** _measured_ratio(tables[key], shape, timed)
+            timed, worked, added = tiles.worked(d, terms) if tiles is not None else (d, terms, 0.0)
+            timed = shape.as_timed(timed, tables[key].axes)
+            took = shape.base(worked, timed) * 2.0 ** _measured_ratio(tables[key], shape, timed) + added
         else:
             lighter = octaves_lighter(op, self.formats, key)
-            took = surface_seconds(tables[key], shape, d, terms, lighter)
+            took = surface_seconds(tables[key], shape, d, terms, lighter, tiles)
             if self.user_rows:
                 took = took * self.user_rows.factor(
-                    op.kind, key, lambda d, terms: surface_seconds(tables[key], shape, d, terms)
+                    op.kind, key, lambda d, terms: surface_seconds(tables[key], shape, d, terms, tiles=tiles)
                 )
         took = maximum_of(took, terms.roofline) + _rounding_seconds(op, d, self.formats, self.profile)
         return took * (terms.memory > 0)
@@ -142,18 +147,6 @@ class KernelLookup:
     def source(self) -> Source:
         """As a source among others."""
         return Source(self.origin, self.answer, self.note, self.kinds)
-
-
-def surface_seconds(
-    surface: Surface, shape: Shape, d: Mapping[str, Value], terms: Terms, lighter: float = 0.0
-) -> Value:
-    """Seconds of a call by a surface of the device whose roofline ``terms`` has.
-
-    Bytes that are ``lighter`` by some octaves than those of the table's format fill the time of a call that is smaller
-    by as many: 4-bit weights of 60 MB are as far from their roofline as 16-bit ones of 60 MB.
-    """
-    d = shape.as_timed(d, surface.axes)
-    return shape.base(terms, d) * 2.0 ** surface.at(*shape.coords(d, -lighter))
 
 
 def octaves_lighter(op: Op, formats: Formats, key: str) -> float:
@@ -221,6 +214,7 @@ class DonorTable(NamedTuple):
     units: float  # SMs × clock of the donor over the device's
     reach: tuple[Reach, Reach]  # of the donor and of the device
     lighter: float = 0.0  # octaves by which the call's bytes are fewer than the table's
+    tiles: RowTiles | None = None  # how the donor's kernel takes its rows; in the mean for another generation's
 
     def carried(
         self, there: Value, shape: Shape, d: Mapping[str, Value], terms: Terms, *, as_donor: bool = False
@@ -247,7 +241,7 @@ class DonorTable(NamedTuple):
     def there(self, shape: Shape, d: Mapping[str, Value], terms: Terms) -> Value:
         """Seconds of the same call on the donor."""
         moved = terms._replace(compute=terms.compute * self.compute, memory=terms.memory * self.memory)
-        return surface_seconds(self.surface, shape, d, moved, self.lighter)
+        return surface_seconds(self.surface, shape, d, moved, self.lighter, self.tiles)
 
     @property
     def bounds(self) -> tuple[bool, bool]:
@@ -359,6 +353,9 @@ class TransferLookup:
         same_format = number_format if key == number_format else ""  # a similar one keeps the ratio of 16-bit peaks
         peaks = [_peak(one, same_format) for one in (other, device)]
         speeds = [one.compute_units * one.clock for one in (other, device)]
+        tiles = profile.tiles(kind, key) if self.formats.row_tiles and key == number_format else None
+        if tiles is not None and other.architecture != device.architecture:
+            tiles = replace(tiles, mean=True)
         return DonorTable(
             donor,
             profile,
@@ -368,6 +365,7 @@ class TransferLookup:
             device.memory_bandwidth / other.memory_bandwidth,
             speeds[0] / speeds[1] if all(speeds) else 1.0,
             (reach(other), self.reach),
+            tiles=tiles,
         )
 
     def _used(self, op: Op) -> list[Donor]:

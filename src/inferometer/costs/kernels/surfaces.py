@@ -169,6 +169,11 @@ def _log(value: Value) -> Value:
     return log2(maximum_of(value, 1e-9))
 
 
+def _within(value: Value) -> Value:
+    """A share: from 0 to 1."""
+    return minimum_of(maximum_of(value, 0.0), 1.0)
+
+
 def _tiled_context(d: Dims) -> Value:
     """Positions that a sequence's decoding walks over, in whole tiles of the cache.
 
@@ -242,6 +247,67 @@ SHAPES: dict[str, Shape] = {
     ),
     "sampler": Shape(5e-6, ("n",), lambda d: (_log(d["m"]),), lambda d: (_log(d["n"]),)),
 }
+
+
+class RowTiles(msgspec.Struct, frozen=True):
+    """How a product's kernel takes its rows: in whole tiles, the last of which is slow where it is not full.
+
+    ``tiles.worked(dims, terms)`` is the call as the kernel works on it, and seconds on top. Data of a kernel profile,
+    which has the figures and says where they come from.
+    """
+
+    above: float  # rows up to which other kernels are chosen
+    rows: float  # of a tile, which two SMs share
+    outputs: float  # of a tile
+    at_once: float  # tiles that the GPU works on at the same time: a wave
+    filled: list[float]  # shares of a tile's rows that are there, rising
+    extra: list[float]  # what the last tiles take longer then, in times that `rows` rows need at the peak
+    inputs: tuple[float, float]  # from the first on products take longer at all, from the second on by all of it
+    source: str = ""
+    mean: bool = False  # of a kernel that only resembles this one: tiles are always as full as in the mean
+
+    def worked(self, dims: Dims, terms: Terms) -> tuple[Dims, Terms, Value]:
+        """Rows as whole tiles; computing with half of what the last wave leaves free; seconds that slow tiles add.
+
+        A number of rows that is not whole is a mean over steps: tiles and waves are then half empty in the mean.
+        """
+        m = maximum_of(dims["m"], 1e-9)
+        row = ceil_of(m - 1e-3)
+        tiled, mean = (m > self.above) * 1.0, maximum_of((abs(row - m) > 1e-3) * 1.0, float(self.mean))
+        whole = self.rows * ceil_of(row / self.rows) * (1 - mean) + (m + self.rows / 2) * mean
+        waves = maximum_of(whole / self.rows * ceil_of(dims["n"] / self.outputs) / self.at_once, 1e-9)
+        last = ceil_of(waves) * (1 - mean) + (waves + 0.5) * mean
+        filled = Surface([self.filled], self.extra).at(1 - ceil_of(row / self.rows) + row / self.rows)
+        slow = filled * (1 - mean) + self._mean_extra() * mean
+        slow = slow * minimum_of(whole / self.rows / 2, 1.0)  # half of it where there is one row of tiles
+        slow = slow * _within(2.5 * waves - 1)  # tiles of a GPU that is half empty do not get in each other's way
+        slow = slow * _within(_log(dims["k"] / self.inputs[0]) / log2(self.inputs[1] / self.inputs[0]))
+        computed = terms.compute * (1 + tiled * (whole / m * (last / waves) ** 0.5 - 1))
+        rows = dims["m"] + tiled * (whole - dims["m"])
+        return {**dims, "m": rows}, terms._replace(compute=computed), tiled * slow * terms.compute * self.rows / m
+
+    def _mean_extra(self) -> float:
+        """The mean of what last tiles take longer, over all shares."""
+        steps = zip(self.filled, self.filled[1:], self.extra, self.extra[1:], strict=False)
+        return sum((b - a) * (x + y) / 2 for a, b, x, y in steps)
+
+
+def surface_seconds(
+    surface: Surface,
+    shape: Shape,
+    d: Dims,
+    terms: Terms,
+    lighter: float = 0.0,
+    tiles: RowTiles | None = None,
+) -> Value:
+    """Seconds of a call by a surface of the device whose roofline ``terms`` has.
+
+    Bytes that are ``lighter`` by some octaves than those of the table's format fill the time of a call that is smaller
+    by as many: 4-bit weights of 60 MB are as far from their roofline as 16-bit ones of 60 MB.
+    """
+    d, terms, added = tiles.worked(d, terms) if tiles is not None else (d, terms, 0.0)
+    d = shape.as_timed(d, surface.axes)
+    return shape.base(terms, d) * 2.0 ** surface.at(*shape.coords(d, -lighter)) + added
 
 
 def head_table_key(label: str, tables: Mapping[str, object], cache: str) -> str:
