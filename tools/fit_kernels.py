@@ -49,7 +49,9 @@ AXES: dict[str, list[list[float]]] = {
 BLOCKS = (16, 64, 128, 256, 512, 1024)  # rows of 8-bit products above which another kernel is chosen, or more tiles
 SMALL = 2  # of these, those below the kernel that `row_tiles` is about
 JUMPS = tuple(round(math.log2(rows + 1), 4) for rows in BLOCKS)  # the first size of the next kernel
-FALLING = (0,)  # CUTLASS takes a fifth longer for 24 rows than for 64: its seconds need not rise with rows
+# CUTLASS takes a fifth longer for 24 rows than for 64; public tables have only odd numbers of rows between such sizes,
+# which are slower than any even one, so that their surfaces rise
+FALLING = (0,)
 # vLLM v0.25.1 csrc/quantization/w8a8/cutlass/c3x/scaled_mm_sm90_fp8_dispatch.cuh: above 128 rows tiles of 128 x 128, a
 # cluster of two along the rows. Where inputs are few and where the GPU is half empty, public tables show no more time.
 TILES = RowTiles(
@@ -98,11 +100,11 @@ def axes_of(rows: TableRows, where: np.ndarray, jumps: tuple[float, ...] = JUMPS
 
 
 def surface(rows: TableRows, tiles: RowTiles | None = None) -> Surface:
-    """The surface of a table, from the rows that may be seen; seconds rise along its axes.
+    """The surface of a table, from the rows that may be seen, with tiles from those that fill them.
 
-    With tiles it is fitted to rows that fill them, and seconds need not rise with rows.
+    Seconds rise along its axes; of our own rows that run in tiles only with the weights.
     """
-    falling = FALLING if tiles is not None else ()
+    falling = FALLING if tiles is not None and rows.engine == "own" else ()
     seen = ~rows.unseen if tiles is None else ~rows.unseen & fills(rows.dims["m"], tiles)
     where = coords(rows)
     axes = axes_of(rows, where[seen], JUMPS if tiles is None else JUMPS[:SMALL])
