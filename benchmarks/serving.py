@@ -110,7 +110,7 @@ def own() -> Iterator[Case]:
         if way in ("online", "http"):
             options = {**IN_PROCESS, "frontend": "http" if way == "http" else "in-process"}
             options |= {"max_num_seqs": 128} if model == "nemotron-h-8b" else {}
-            options |= FP8 if load.startswith("fp8") else {}
+            options |= {**FP8, "enable_prefix_caching": True} if load.startswith("fp8") else {}
             yield Case("own", f"{model} {way} {load}", model, "h200", options, ("file", str(path)), _means(path), {})
         elif way == "plan":  # the engine's own defaults, and the one limit that the written command sets
             options = {"frontend": "http", "engine": "vllm@0.25", "max_num_batched_tokens": 16384}
