@@ -96,13 +96,9 @@ def bind(
         env["offload_share"] = min(1.0, plan.cpu_offload_bytes / stored)
         env["host_cache_bytes"] = max(0.0, plan.cpu_offload_bytes - stored)  # what is left of the budget
         model = with_offload(model)
-    formats = kernels.Formats(
-        precision.formats(device, computed, plan.dtype),
-        plan.kv_cache_dtype,
-        kernels.rounding(engine, device),
-        {8: "fp8", 16: "bf16"}.get(int(model.state_bits), "fp32"),
-        engine.row_tiles,
-    )
+    runs_as, rounding = precision.formats(device, computed, plan.dtype), kernels.rounding(engine, device)
+    state = {8: "fp8", 16: "bf16"}.get(int(model.state_bits), "fp32")
+    formats = kernels.Formats(runs_as, plan.kv_cache_dtype, rounding, state, engine.row_tiles)
     answers = kernels.sources(engine, efficiency, places, nominal_device or device, formats, profile, device)
     answers = power.capped(answers, device, plan.power_cap)
     engine = host.with_cache_launches(engine, rounded=bool(env["kv_bytes"] < env["act_bytes"]))
