@@ -44,7 +44,7 @@ def test_the_page_is_what_the_code_gives(serving: ModuleType, name: str) -> None
 def test_every_run_of_the_sets_can_be_built(serving: ModuleType) -> None:
     """Requests of each kind are what the measurements say; nothing is simulated here."""
     counts = {name: len(list(cases())) for name, cases in serving.SETS.items() if name not in OPTIONAL}
-    assert counts == {"h200": 4, "own": 15, "rtx4090": 1, "silicon": 1399, "disaggregated": 668}
+    assert counts == {"h200": 4, "own": 20, "rtx4090": 1, "silicon": 1399, "disaggregated": 668}
     trace, limit = serving.requests(("shared", 100, 466, 247, ((5, 600), (10, 600)), 16))  # as a run of h100 has it
     assert len(trace) == 9000 and limit is None and set(trace.input_tokens.tolist()) == {566}
     assert trace.blocks is not None and trace.blocks[0] is trace.blocks[100], "after 10 × 10 the first comes again"
@@ -53,6 +53,15 @@ def test_every_run_of_the_sets_can_be_built(serving: ModuleType) -> None:
     trace, limit = serving.requests(case.build)
     assert limit == 128 and len(trace) == 1280 and trace.input_tokens.min() >= 0.8 * 1024 - 1
     assert trace.input_tokens.max() <= 1024
+
+
+def test_fp8_loads_are_run_with_the_settings_they_were_measured_with(serving: ModuleType) -> None:
+    options = {case.name: case.options for case in serving.own() if "fp8" in case.name}
+    assert {name: (told["quantization"], told["kv_cache_dtype"]) for name, told in options.items()} == {
+        "llama-3.1-8b online fp8-r20": ("fp8", "fp8"),
+        "llama-3.1-8b plan fp8-trace": ("fp8", "fp8"),
+    }
+    assert options["llama-3.1-8b online fp8-r20"]["enable_prefix_caching"]
 
 
 def test_servers_are_started_as_their_scripts_say(serving: ModuleType) -> None:

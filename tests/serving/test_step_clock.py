@@ -34,6 +34,15 @@ def clock_of(model: str = "llama-3.1-8b", **plan: Any) -> StepClock:
     return StepClock(model, "h200", **plan)
 
 
+def test_tables_of_steps_keep_the_saw_tooth_of_tiles() -> None:
+    """fp8 products of 2,052 rows work on 2,304, and longer: tables know every number of tokens, none between others."""
+    clock = clock_of(quantization="fp8")
+    part, whole, more = (clock.step_ms(([(tokens, 0)], [])) for tokens in (2052, 2304, 2560))
+    assert part > 1.04 * whole and more > 1.05 * whole
+    rounded = clock_of(quantization="bf16")
+    assert rounded.step_ms(([(2052, 0)], [])) < rounded.step_ms(([(2304, 0)], []))
+
+
 @pytest.mark.parametrize(
     ("model", "gpus", "kind"),
     [
