@@ -23,7 +23,7 @@ import inferometer
 from inferometer.cli.mock import application
 from inferometer.web.mock.filler import PromptTokens, tokens_of
 from inferometer.web.mock.mock_server import ABANDONED, MAX_BODY
-from inferometer.web.mock.vllm_metrics import Histogram, buckets_1_2_5
+from inferometer.web.mock.vllm_metrics import EngineTotals, Histogram, buckets_1_2_5
 
 MODEL, GPU = "llama-3.1-8b", "h200"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -335,3 +335,13 @@ def test_what_cannot_be_served_is_said_at_once(run: Callable[..., Ran]) -> None:
     ):
         ran = run("mock", MODEL, "--gpu", GPU, "--port", "0", *flags)
         assert ran.code == 2 and says in ran.err, (flags, ran.err)
+
+
+def test_a_step_counts_what_came_out_of_it_and_a_prompt_whole_at_its_first_token() -> None:
+    """As vLLM does: a prompt of 1,000 tokens in chunks of 256 is nothing in three steps, and all of it in the last."""
+    engine = EngineTotals(8192)
+    for came in (0, 0, 0, 1000 + 1, 1):
+        engine.end_iterations(1)
+        engine.iteration_tokens += came
+    text = "\n".join(engine.histograms["iteration_tokens_total"][1].lines("n", {}))
+    assert "n_count{} 4" in text and "n_sum{} 1001" in text

@@ -81,11 +81,10 @@ class LiveRequest(msgspec.Struct, eq=False, kw_only=True):
 
 
 class StepRecord(NamedTuple):
-    """What happened since the last look: steps of a replica, and the tokens that they computed."""
+    """What happened since the last look: steps of a replica."""
 
     replica: int
     steps: int
-    tokens: int
 
 
 class LiveFleet:
@@ -221,11 +220,11 @@ class LiveFleet:
         """Take the step that begins at ``due``; what will never be read of it is thrown away."""
         server = self.fleet.servers[number]
         ranks, first = list(_ranks(server)), self.fleet.server_of.index(number)
-        before = [(rank.steps, rank.computed_tokens) for rank in ranks]
+        before = [rank.steps for rank in ranks]
         server.run(nextafter(due, inf))
-        for k, (rank, (steps, tokens)) in enumerate(zip(ranks, before, strict=True)):
+        for k, (rank, steps) in enumerate(zip(ranks, before, strict=True)):
             if rank.steps > steps:
-                self.on_step(StepRecord(first + k, rank.steps - steps, rank.computed_tokens - tokens))
+                self.on_step(StepRecord(first + k, rank.steps - steps))
             if len(rank.gaps.log) + len(rank.gaps.counts) > GAPS_KEPT:
                 gaps = InterTokenLatencies()
                 gaps.away, gaps.rejoined_s = rank.gaps.away, rank.gaps.rejoined_s

@@ -126,6 +126,13 @@ class EngineTotals:
         self.histograms = _histograms(longest)
         self.prompt_tokens = self.cached_tokens = self.generation_tokens = self.preemptions = 0
         self.finished = dict.fromkeys(REASONS, 0)
+        self.iteration_tokens, self.iterations = 0, 0  # of the steps that were taken last
+
+    def end_iterations(self, following: int) -> None:
+        """The last steps are over: vLLM counts a whole prompt in the one that gives its first token."""
+        if self.iterations:
+            self.observe("iteration_tokens_total", self.iteration_tokens / self.iterations, self.iterations)
+        self.iteration_tokens, self.iterations = 0, following
 
     def observe(self, name: str, value: float, times: int = 1) -> None:
         """Count a value in one of the histograms."""
@@ -142,17 +149,19 @@ class VllmMetrics:
 
     def on_step(self, step: StepRecord) -> None:
         """An engine took a step, or several alike."""
-        self.engines[step.replica].observe("iteration_tokens_total", step.tokens / step.steps, step.steps)
+        self.engines[step.replica].end_iterations(step.steps)
 
     def on_tokens(self, request: LiveRequest, came: int, seconds: float) -> None:
         """Tokens of a request came out, so many seconds after the ones before; its first ones: nan."""
         engine = self.engines[request.replica]
         engine.generation_tokens += came
+        engine.iteration_tokens += came
         if seconds == seconds:
             engine.observe("inter_token_latency_seconds", seconds / came, came)
             return
         engine.prompt_tokens += request.input_tokens
         engine.cached_tokens += request.num_cached_tokens
+        engine.iteration_tokens += request.input_tokens - request.num_cached_tokens
         engine.observe("time_to_first_token_seconds", request.first_token_s - request.arrival_s)
 
     def on_over(self, request: LiveRequest, reason: str, n: int, max_tokens: int | None) -> None:
