@@ -7,7 +7,7 @@ import pickle
 import pytest
 from conftest import command
 
-from inferometer.base.errors import BadFile, BadValue, UnknownName, check_int
+from inferometer.base.errors import BadFile, BadValue, UnknownName, check_int, nearest
 
 
 def test_python_names_the_keyword_and_the_command_line_the_flag() -> None:
@@ -27,3 +27,7 @@ def test_errors_travel_between_processes() -> None:
     for error in (UnknownName("`router`", "x", ["y"]), BadValue(field="zero", given=9, allowed="0 to 3"), BadFile("f")):
         again = pickle.loads(pickle.dumps(error))
         assert type(again) is type(error) and str(again) == str(error) and again.field == error.field
+
+
+def test_a_name_as_long_as_a_file_is_near_to_nothing_at_once() -> None:
+    assert nearest("llama-3.1-8" * 10_000, ["llama-3.1-8b"] * 10_000) == []

@@ -62,5 +62,7 @@ def test_days_and_dollars_of_a_run() -> None:
     assert fails.days == pytest.approx(plain.days / fails.run.goodput)
     given = inferometer.train("llama-3.1-8b", tokens=1e12, gpu_mtbf=5000, checkpoint_interval=60, **layout)
     assert given.run is not None and given.run.goodput < fails.run.goodput  # a checkpoint of a minute every minute
+    with pytest.raises(inferometer.BadValue, match="checkpoint_interval must be a number from 1 to"):
+        inferometer.train("llama-3.1-8b", tokens=1e12, checkpoint_interval=1e-300)
     with pytest.raises(inferometer.BadValue, match="must be tp 3 × pp 1 × cp 1 = 3 GPUs times"):
         inferometer.train("llama-3.1-8b", num_gpus=16, tensor_parallel_size=3)

@@ -115,11 +115,16 @@ def about(field: str) -> Iterator[None]:
         raise
 
 
+LONGEST_NAME = 200  # letters
+
+
 def nearest(given: str, names: Iterable[str], most: int = 2) -> list[str]:
     """The names closest to what was typed: ``nearest("lama-2-7b", ["llama-2-7b"])  # ["llama-2-7b"]``"""
     from difflib import SequenceMatcher, get_close_matches
 
     pool, word = list(names), given.lower()
+    if len(word) > LONGEST_NAME:
+        return []  # near to nothing, and comparing it takes seconds
     same = [n for n in pool if re.sub("[-_]", "", n) == re.sub("[-_]", "", word)]
     if same:  # --batch_size and batchsize mean one thing only
         return same[:most]

@@ -211,7 +211,7 @@ class TrainArgs(TrainStepArgs):
         ),
     ] = None
     checkpoint_interval: Annotated[
-        Annotated[float, arg("", gt=0, le=1e9)] | None,
+        Annotated[float, arg("", ge=1, le=1e9)] | None,
         arg("Seconds of training between checkpoints.", default_text="Young/Daly's optimum", metavar="S"),
     ] = None
     checkpoint_time: Annotated[
