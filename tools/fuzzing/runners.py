@@ -29,7 +29,8 @@ from inferometer.cli.exits import FAULT
 from .cases import CSV_LINES, Case
 from .values import FOLDER
 
-LIMIT = {"search": 60.0, "validate": 60.0}  # s of CPU: dozens of plans are simulated, hundreds for a calibration
+# s of CPU: dozens of plans are simulated, hundreds for a calibration; --compare-usecases sizes some thousand plans
+LIMIT = {"search": 60.0, "validate": 60.0, "sensitivity": 60.0}
 PLAN_LIMIT = 10.0  # s of CPU for one plan, as long as a command of one plan may take
 HANG = 900.0  # s by the clock: a busy machine is slow, and no hang
 MEMORY = 6 * 2**30
