@@ -323,7 +323,8 @@ def test_weights_and_kv_tokens_are_those_that_vllm_reported(tmp_path: Path) -> N
         plan = build_request(model, "h200", **kwargs, **limits).bind()
         assert weight_bytes(plan) == pytest.approx(int(row["weight_bytes"]), rel=4e-3), name
         if given:
-            assert int(max_total_tokens(plan, float(given), length)) == int(row["kv_cache_tokens"]), name
+            tokens, whole = max_total_tokens(plan, float(given), length), int(row["kv_cache_tokens"])
+            assert tokens == pytest.approx(whole, rel=3e-4), name  # the engine's are whole blocks
         else:
             held = analyze(model, "h200", **kwargs, **limits).memory
             assert held.max_total_tokens == pytest.approx(int(row["kv_cache_tokens"]), rel=2e-3), name

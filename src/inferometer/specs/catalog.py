@@ -156,8 +156,7 @@ def dotted(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 def _checked(device: Hardware) -> Hardware:
     """The device itself; figures that cannot be in SI units, or that contradict each other, are refused."""
-    figures = {"memory": device.memory, "memory_bandwidth": device.memory_bandwidth}
-    figures |= {f"flops.{k}": v for k, v in device.flops.items()}
+    figures = {"memory": device.memory, "memory_bandwidth": device.memory_bandwidth, **dotted({"flops": device.flops})}
     figures |= {f"links.{k}.bandwidth": v.bandwidth for k, v in device.links.items()}
     for key, value in figures.items():
         if not 1 <= value < 1e21:  # a rate below 1 byte/s is no rate, and its times leave the range of numbers
@@ -168,14 +167,12 @@ def _checked(device: Hardware) -> Hardware:
                 f"hardware {device.name}: {key} cannot be as small as {value:g}: figures are in SI units, "
                 f"here {unit or 'FLOP/s: 989 TFLOP/s is 989e12'}"
             )
-    others = {k: getattr(device, k) for k in ("cache", "compute_units", "clock", "power", "price_per_hour")}
+    small = ("cache", "clock", "power", "reach_flops", "reach_memory")  # nothing, or not next to nothing
+    others = {k: getattr(device, k) for k in (*small, "compute_units", "price_per_hour")}
     others |= {f"links.{k}.latency": v.latency for k, v in device.links.items()}
     for key, value in others.items():
-        if not 0 <= value < 1e21 or (0 < value < 1e-3 and key in ("cache", "clock", "power")):
+        if not 0 <= value < 1e21 or (0 < value < 1e-3 and key in small):
             raise BadValue(f"hardware {device.name}: {key} must be zero or more, in SI units, not {value:g}")
-    for key in ("reach_flops", "reach_memory"):
-        if (value := getattr(device, key)) and not 0.01 <= value <= 2:
-            raise BadValue(f"hardware {device.name}: {key} must be a share from 0.01 to 2, or 0, not {value:g}")
     check_int(f"hardware {device.name}: gpus_per_node", device.gpus_per_node)
     for key, link in device.links.items():
         check_int(f"hardware {device.name}: links.{key}.devices", link.devices)
