@@ -369,3 +369,8 @@ def test_a_mesh_takes_what_its_links_take() -> None:
     sent = sum(op.sent for op in result.phases["prefill"].ops if op.kind == "all_reduce")
     took = sum(op.seconds for op in result.phases["prefill"].ops if op.kind == "all_reduce")
     assert sent / 64e9 <= took <= 1.6 * sent / 64e9
+
+
+def test_lora_targets_are_names() -> None:
+    with pytest.raises(inferometer.BadValue, match="lora_targets must be names separated by commas"):
+        inferometer.analyze("llama-3.1-8b", gpu="h200", lora_rank=16, lora_targets=[[]])

@@ -125,7 +125,7 @@ def parse_lora(rank: int | None, targets: str | Sequence[str] | None, number: in
             f"the model has none of the default LoRA targets; choose from `lora_targets`: {', '.join(sorted(names))}"
         )
     targeted = targets.split(",") if isinstance(targets, str) else defaults if targets is None else targets
-    if not isinstance(targeted, Sequence) or not targeted:
+    if not isinstance(targeted, Sequence) or not targeted or not all(isinstance(name, str) for name in targeted):
         raise BadValue(f"`lora_targets` must be names separated by commas, not {abbreviate(targets)}")
     for name in targeted:
         if name not in names:
