@@ -74,22 +74,6 @@ class Row(NamedTuple):
 # ------------------------------------------------------------------ the sets
 
 
-def h200() -> Iterator[Case]:
-    """vLLM 0.25.1 on one H200, engine in process, open loop."""
-    for path in sorted(DATA.glob("h200_first_*.csv")):
-        name = path.stem.removeprefix("h200_first_")
-        options = {
-            "frontend": "in-process",
-            "engine": "vllm@0.25",
-            "host_profile": "h200-vm",
-            "max_num_seqs": 256,
-            "max_num_batched_tokens": 8192,
-            "max_model_len": 16384,
-            "gpu_memory_utilization": 0.92,
-        }
-        yield Case("h200", name, name.partition("_")[0], "h200", options, ("file", str(path)), _means(path), {})
-
-
 IN_PROCESS: dict[str, Any] = {  # how the engine was started behind its asynchronous front end
     "frontend": "in-process",
     "engine": "vllm@0.25",
@@ -101,6 +85,14 @@ IN_PROCESS: dict[str, Any] = {  # how the engine was started behind its asynchro
     "enable_prefix_caching": False,
 }
 FP8 = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+
+
+def h200() -> Iterator[Case]:
+    """vLLM 0.25.1 on one H200, engine in process, open loop."""
+    for path in sorted(DATA.glob("h200_first_*.csv")):
+        name = path.stem.removeprefix("h200_first_")
+        options = {**IN_PROCESS, "gpu_memory_utilization": 0.92, "enable_prefix_caching": True}
+        yield Case("h200", name, name.partition("_")[0], "h200", options, ("file", str(path)), _means(path), {})
 
 
 def own() -> Iterator[Case]:
