@@ -31,6 +31,7 @@ Spent = dict[str, float]  # part -> seconds, of one forward pass
 MARK = "inferometer/"  # how our parts are distinguished from everything else in a trace
 WHOLE = "forward"
 PASS = 1.5e-3  # s of work in one graph: long against a replay's own overhead
+WARM = 4e-3  # s of replays before those that count
 PASS_CPU = 20e-3  # s of calls that are timed together on a CPU
 REPLAYS = 7
 ENOUGH = 3  # replays without which there is no median
@@ -124,17 +125,22 @@ def _cuda(torch: Any, calls: Sequence[KernelCall], deadline: float) -> float:
         for _ in range(rounds):
             for call in calls:
                 call()
-    graph.replay()
-
-    def once() -> float:
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
+    # A step of an engine follows the one before at once. So do these replays: a chip that pauses between them is up to
+    # a tenth slower in products of few rows.
+    for _ in range(max(1, math.ceil(WARM / max(each * rounds * len(calls), 1e-6)))):
         graph.replay()
-        last.record()
-        torch.cuda.synchronize()
-        return float(first.elapsed_time(last) / 1e3 / (rounds * len(calls)))
-
-    return _replays(once, deadline)
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 1)]
+    marks[0].record()
+    number = 0
+    while number < REPLAYS and (number < ENOUGH or time.monotonic() < deadline):
+        graph.replay()
+        number += 1
+        marks[number].record()
+        if each > LONG:  # calls that long are waited for, so that the deadline is kept
+            torch.cuda.synchronize()
+    torch.cuda.synchronize()
+    took = [one.elapsed_time(other) for one, other in zip(marks[:number], marks[1 : number + 1], strict=True)]
+    return float(statistics.median(took)) / 1e3 / (rounds * len(calls))
 
 
 # ------------------------------------------------------------------ parts of a forward pass

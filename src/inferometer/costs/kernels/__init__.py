@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ...specs.structs import Engine, Hardware
 from ..parallelism import Place
 from .lookup import Formats, kernel_sources
-from .registry import KernelProfile, donors, installed, relative_reach
+from .registry import KernelProfile, donors, installed, peak_flops, relative_reach
 from .source import FUSED, LINKED, ORIGINS, Source, Terms, assumed, given, ideal, linked, rounding
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "ideal",
     "installed",
     "linked",
+    "peak_flops",
     "rounding",
     "sources",
 ]

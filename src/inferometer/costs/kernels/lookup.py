@@ -62,7 +62,7 @@ class Formats(NamedTuple):
     cache: str = "bf16"
     rounding: Callable[[Value], Value] = lambda elements: 0.0  # s to round so many elements of an input to 8 bits
     state: str = "fp32"  # of recurrent layers
-    row_tiles: bool = True  # products take their rows as the profiles' kernels do
+    row_tiles: bool = True  # products take rows, and decode attention contexts, as the profiles' kernels do
 
     def of(self, op: Op) -> str:
         """The format that an operator's table is chosen by: ``formats.of(op)  # "fp8"``"""
@@ -126,6 +126,9 @@ class KernelLookup:
                 took = took * self.user_rows.factor(
                     op.kind, key, lambda d, terms: surface_seconds(tables[key], shape, d, terms, tiles=tiles)
                 )
+        splits = self.profile.splits(op.kind, key) if own_format and self.formats.row_tiles else None
+        if splits is not None:
+            took = took * splits.factor(d, terms)
         took = maximum_of(took, terms.roofline) + _rounding_seconds(op, d, self.formats, self.profile)
         return took * (terms.memory > 0)
 

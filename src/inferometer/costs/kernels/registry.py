@@ -15,7 +15,7 @@ from ...base.cache import cache_by_identity
 from ...base.files import decode_json
 from ...specs.catalog import DATA, constants, hardware
 from ...specs.structs import Hardware, Spec
-from .surfaces import RowTiles, Surface
+from .surfaces import RowTiles, SplitTiles, Surface
 
 MATRIX_UNITS = {"volta": 0, "turing": 0, "ampere": 0, "ada": 0, "hopper": 1, "blackwell": 2}  # see `matrix_units`
 
@@ -47,12 +47,17 @@ class KernelProfile(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     measured: dict[str, dict[str, MeasuredCurves]] = {}  # kind -> format or head size -> curves
     fitted: dict[str, dict[str, Surface]] = {}  # kind -> format or head size -> surface
     row_tiles: dict[str, RowTiles] = {}  # format -> how its products take their rows, where that was seen
+    split_tiles: dict[str, SplitTiles] = {}  # head size -> how decode attention spreads contexts over SMs, likewise
     rows: tuple[TimedRow, ...] = ()  # of a user's file: surfaces of others are moved to where these lie
     warnings: tuple[str, ...] = ()  # about a user's file: rows that are not used, another device than the plan's
 
     def tiles(self, kind: str, table_key: str) -> RowTiles | None:
         """How a table's kernel takes its rows: ``read_profile("h200", "vllm").tiles("linear", "fp8").rows  # 256.0``"""
         return self.row_tiles.get(table_key) if kind == "linear" else None
+
+    def splits(self, kind: str, table_key: str) -> SplitTiles | None:
+        """How a table's kernel cuts contexts: ``read_profile("h200", "vllm").splits("decode_attention", "128").block``"""
+        return self.split_tiles.get(table_key) if kind == "decode_attention" else None
 
 
 _left_out: ContextVar[frozenset[str]] = ContextVar("_left_out", default=frozenset())
