@@ -64,10 +64,11 @@ TILES = RowTiles(
     inputs=(512, 2048),
     source="CUTLASS' sm90_fp8_config_default in vLLM 0.25.1; extra fitted to benchmarks/data/h200_kernels_fp8_rows.csv",
 )
-# FlashAttention 3's decode kernels in steps within CUDA graphs, by head size: hopper/flash_prepare_scheduler.cu (pieces)
-# and hopper/tile_size.h (blocks) of vLLM's fork. The seconds of 64 and 128 meet 650 calls with contexts as servers have
-# them within 2% if every piece is scheduled (benchmarks/data/h200_uneven_attention.csv); the others are fitted to calls
-# of one context.
+READ = 1 / (0.9 * 4.8e12)  # s to read a byte: nine tenths of an H200's bandwidth
+# FlashAttention 3's decode kernels in steps within CUDA graphs, by head size: hopper/flash_prepare_scheduler.cu (how
+# many pieces) and hopper/tile_size.h (blocks) of vLLM's fork. The seconds of 64 and 128 meet 650 calls with contexts as
+# servers have them within 2% if every piece is scheduled (benchmarks/data/h200_uneven_attention.csv); the others are
+# fitted to calls of one context.
 SPLITS = {
     key: SplitTiles(
         block=block,
@@ -75,7 +76,8 @@ SPLITS = {
         each=each,
         fixed=fixed,
         at_once=132,
-        reached=0.9,
+        read=READ,
+        width=1.0 if key.endswith("-fp8") else 2.0,
         source="flash_prepare_scheduler.cu of vLLM's FlashAttention 3; seconds fitted to benchmarks/data",
     )
     for key, block, start, each, fixed in (

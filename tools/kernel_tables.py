@@ -28,7 +28,6 @@ from inferometer.costs.kernels.kernel_rows import row_terms
 from inferometer.costs.kernels.measured import MeasuredKernel, read_rows
 from inferometer.specs import catalog
 
-
 ROOT = Path(__file__).parent.parent
 Array = np.ndarray
 TABLES = {  # device -> engine -> how its files begin
@@ -288,9 +287,10 @@ def _write(path: Path, parts: list[SizedRows]) -> None:
 SPARSE = ("chunk_scan", "state_update", "sampler")  # kinds of few rows, none of which is kept apart
 
 
-# Rows of h200_kernels.csv waited for every replay of 1.5 ms, and so have a graph's start in them. Replays that follow each
-# other without a pause take 0.958 of that in 162 large products of up to 192 rows (the median; from 0.95 to 0.97), and
-# an engine's steps do follow each other. Decode attention, too short for a row of its own to say much, is taken as that.
+# Rows of h200_kernels.csv waited for every replay of 1.5 ms, and so have a graph's start in them. Replays that follow
+# each other without a pause take 0.958 of that in 162 large products of up to 192 rows (the median; from 0.95 to 0.97),
+# and an engine's steps do follow each other. Decode attention, too short for a row of its own to say much, is taken
+# as that.
 BACK_TO_BACK = ROOT / "benchmarks" / "data" / "h200_kernels_back_to_back.csv"
 WITHOUT_START = 0.958
 

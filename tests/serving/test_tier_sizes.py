@@ -31,7 +31,7 @@ def test_sizes_begin_with_none() -> None:
 
 
 def test_the_command_compares_sizes(run: Callable[..., Ran]) -> None:
-    load = ("--num-prompts", "40", "--request-rate", "20", "--turns", "4", "--input-len", "200", "--output-len", "8")
+    load = ("--num-prompts", "40", "--request-rate", "40", "--turns", "4", "--input-len", "200", "--output-len", "8")
     few = ("--num-gpu-blocks-override", "150", "--kv-offloading-sizes", "1")
     result = run("simulate", "llama-3.2-1b", "--gpu", "h200", *load, *few, "--json").json
     none, some = result["kv_offloading_sizes"]

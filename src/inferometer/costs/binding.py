@@ -100,7 +100,7 @@ def bind(
         model = with_offload(model)
     runs_as, rounding = precision.formats(device, computed, plan.dtype), kernels.rounding(engine, device)
     if env["throttle"]:
-        env["balance_tokens"] = _balance_tokens(model, device, env) if set(runs_as.values()) <= SIXTEEN else inf
+        env["hot_tokens"] = _hot_tokens(model, device, env) if set(runs_as.values()) <= SIXTEEN else inf
     state = {8: "fp8", 16: "bf16"}.get(int(model.state_bits), "fp32")
     formats = kernels.Formats(runs_as, plan.kv_cache_dtype, rounding, state, engine.row_tiles)
     answers = kernels.sources(engine, efficiency, places, nominal_device or device, formats, profile, device)
@@ -109,13 +109,13 @@ def bind(
     return BoundPlan(model, device, engine, plan, env, answers, tuple(notes), hf_token)
 
 
-def _balance_tokens(model: Model, device: Hardware, env: Env) -> float:
-    """Decoding tokens of a step that multiplies as long as it reads weights: those of all experts, however few work.
+def _hot_tokens(model: Model, device: Hardware, env: Env) -> float:
+    """Decoding tokens of a step from which on falling clocks are felt in full; more where few weights work for a token.
 
-    Of 16-bit products: with 8-bit ones no step of up to 512 sequences was seen to lose time to falling clocks.
+    Of 16-bit products: with 8-bit ones no step of up to 512 sequences was seen to lose time.
     """
     stored, active = (float(roofline.weight_sum(model.blocks, env, field)) for field in ("params", "active"))
-    return kernels.peak_flops(device) / device.memory_bandwidth * stored / max(active, 1.0)
+    return device.throttle_decode * stored / max(active, 1.0)
 
 
 def _link_env(places: dict[str, parallelism.Place], device: Hardware) -> dict[str, Value]:

@@ -28,7 +28,6 @@ BETWEEN_PIECES = {
     "state_update": "decoding",
 }
 ROUNDED_WRITE = "kv_write_rounded"  # the entry for writes to a cache of fewer bits, where an engine file has it
-HOT = 1.8  # times that a decode step computes as long as it reads: the power limit lowers clocks as it does of prompts
 _OTHER = "other"  # the entry of `Engine.launch` for kinds that have none
 
 
@@ -180,13 +179,13 @@ def throttle_seconds(sums: Env, kernels: Value) -> Value:
 
     The loss of speed after t busy seconds is ``throttle · (1 - (1 - thermal_state) · exp(-t / throttle_after))``: it
     grows to ``throttle``, and a chip that was busy before begins with a share ``thermal_state`` of it. Returned is its
-    mean over ``in_a_row`` equal steps that follow each other. Answers go on for seconds: their steps lose what their
-    products leave, all of it from `HOT` times the tokens on that they compute as long as they read.
+    mean over ``in_a_row`` equal steps that follow each other. Answers go on for seconds: their steps lose all
+    of it from ``hot_tokens`` sequences on, and with the square of their number below that.
     """
     if not sums["throttle"]:
         return 0.0
     busy = kernels * sums["prefill_tokens"] / maximum_of(sums["tokens"], 1)
     time = maximum_of(busy * sums["in_a_row"] / sums["throttle_after"], 1e-9)  # in time constants
     prompts = busy * (1 - (1 - sums.get("thermal_state", 0.0)) * (1 - exp(-time)) / time)
-    decodes = (kernels - busy) * minimum_of(sums["decode_tokens"] / (HOT * sums["balance_tokens"]), 1.0) ** 2
+    decodes = (kernels - busy) * minimum_of(sums["decode_tokens"] / sums["hot_tokens"], 1.0) ** 2
     return sums["throttle"] * (prompts + decodes)

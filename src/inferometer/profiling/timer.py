@@ -14,6 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def _cuda(torch: Any, calls: Sequence[KernelCall], deadline: float) -> float:
         if each > LONG:  # calls that long are waited for, so that the deadline is kept
             torch.cuda.synchronize()
     torch.cuda.synchronize()
-    took = [one.elapsed_time(other) for one, other in zip(marks[:number], marks[1 : number + 1], strict=True)]
+    took = [one.elapsed_time(other) for one, other in pairwise(marks[: number + 1])]
     return float(statistics.median(took)) / 1e3 / (rounds * len(calls))
 
 

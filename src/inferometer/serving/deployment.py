@@ -139,6 +139,8 @@ def serve(trace: Trace, pools: Pools, options: ServingOptions, samples: int = PO
             return _run_autoscaled(deployment, pools, options)
         _run(deployment, options)
     except KeyboardInterrupt:
+        for replica in deployment.replicas:
+            replica.forget_unseen_results()
         raise Interrupted(_collect(deployment)) from None
     return _collect(deployment)
 

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from math import inf
+from math import inf, nan
 
 from ..base.units import ceil_div
 from .arrivals import RequestSource
@@ -229,6 +229,13 @@ class EngineCore(RequestFlow):
             self.gaps.lengthen(self.now - self.visible_until, late, had_gaps)
         self.unseen_first_tokens.clear()
         self.unseen_finishes.clear()
+
+    def forget_unseen_results(self) -> None:
+        """A run is broken off: when the last step's results would have been looked at is not known."""
+        for i in self.unseen_first_tokens:
+            self.table.first_token_s[i] = nan
+        for i in self.unseen_finishes:
+            self.table.finished_s[i] = nan
 
     def _end_mixed_step(
         self, seconds: float, num_seqs: int, completed: list[int], num_new_tokens: int, late: float = 0.0

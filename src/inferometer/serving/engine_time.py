@@ -32,7 +32,7 @@ class EngineTime:
         self._launching: dict[tuple[int, bool, bool], tuple[float, float]] = {}
         self._per_sequence = engine.step_floor_per_sequence
         self._throttle, self._throttle_after = float(env["throttle"]), float(env["throttle_after"])
-        self._hot_tokens = host.HOT * float(env.get("balance_tokens", 1.0))
+        self._hot_tokens = float(env.get("hot_tokens", 1.0))
 
     def _host_work(self, tokens: int, num_new: int, num_decoding: int, num_seqs: int) -> tuple[float, float]:
         """Seconds to launch the kernels of a step, and to plan it."""
@@ -73,7 +73,9 @@ class EngineTime:
                 beyond = 0.0
         else:
             beyond = planning + (launching - kernels if launching > kernels else 0.0)
-        seconds = kernels + (self.overhead + beyond + self._throttle_seconds(kernels, num_new, num_decoding, thermal_state))
+        seconds = kernels + (
+            self.overhead + beyond + self._throttle_seconds(kernels, num_new, num_decoding, thermal_state)
+        )
         if self._factor is not None:
             return seconds * self._factor
         env = self._env

@@ -30,7 +30,7 @@ _PYTHON_SECONDS = (
     "http_overhead",
     "token_overhead",
 )
-_COMPILED = ("linear", "other", "scan", "chunk_scan", "state_update")  # launches beside those that an engine was timed at
+_COMPILED = ("linear", "other", "scan", "chunk_scan", "state_update")  # they scale as the timed launches do
 _TRITON = ("moe",)  # Python of a custom operator, and launches of Triton kernels
 
 
@@ -151,9 +151,8 @@ def hosted_engine(engine: Engine, where: Host) -> Engine:
         own = msgspec.structs.asdict(seen)
         del own["launch_factor"]
         if seen.step_floor is not None and engine.step_floor:  # the same Python, with more to do
-            seconds["step_floor_per_state_group"] = (
-                engine.step_floor_per_state_group * seen.step_floor / engine.step_floor
-            )
+            slower = seen.step_floor / engine.step_floor
+            seconds["step_floor_per_state_group"] = engine.step_floor_per_state_group * slower
         launch = {**launch, **own.pop("launch")}
         seconds |= {field: value for field, value in own.items() if value is not None}
     return msgspec.structs.replace(engine, launch=launch, host=where.name, host_launch=where.launch, **seconds)

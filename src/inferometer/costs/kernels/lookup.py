@@ -28,7 +28,7 @@ from .registry import (
     read_profile,
 )
 from .source import Source, Terms, p_norm
-from .surfaces import SHAPES, RowTiles, Shape, Surface, head_table_key, surface_seconds
+from .surfaces import SHAPES, RowTiles, Shape, SplitTiles, Surface, head_table_key, surface_seconds
 
 # Which table serves a format that has none: its kernels are built alike, and the base has its bytes and its peak.
 SIMILAR_FORMATS = {
@@ -128,7 +128,7 @@ class KernelLookup:
                 )
         splits = self.profile.splits(op.kind, key) if own_format and self.formats.row_tiles else None
         if splits is not None:
-            took = took * splits.factor(d, terms)
+            took = took * splits.factor(d)
         took = maximum_of(took, terms.roofline) + _rounding_seconds(op, d, self.formats, self.profile)
         return took * (terms.memory > 0)
 
@@ -218,6 +218,7 @@ class DonorTable(NamedTuple):
     reach: tuple[Reach, Reach]  # of the donor and of the device
     lighter: float = 0.0  # octaves by which the call's bytes are fewer than the table's
     tiles: RowTiles | None = None  # how the donor's kernel takes its rows; in the mean for another generation's
+    splits: SplitTiles | None = None  # how it cuts contexts, on a device of its generation
 
     def carried(
         self, there: Value, shape: Shape, d: Mapping[str, Value], terms: Terms, *, as_donor: bool = False
@@ -244,7 +245,8 @@ class DonorTable(NamedTuple):
     def there(self, shape: Shape, d: Mapping[str, Value], terms: Terms) -> Value:
         """Seconds of the same call on the donor."""
         moved = terms._replace(compute=terms.compute * self.compute, memory=terms.memory * self.memory)
-        return surface_seconds(self.surface, shape, d, moved, self.lighter, self.tiles)
+        seconds = surface_seconds(self.surface, shape, d, moved, self.lighter, self.tiles)
+        return seconds if self.splits is None else seconds * self.splits.factor(d)
 
     @property
     def bounds(self) -> tuple[bool, bool]:
@@ -369,6 +371,7 @@ class TransferLookup:
             speeds[0] / speeds[1] if all(speeds) else 1.0,
             (reach(other), self.reach),
             tiles=tiles,
+            splits=profile.splits(kind, key) if self.formats.row_tiles and donor.same_generation else None,
         )
 
     def _used(self, op: Op) -> list[Donor]:

@@ -56,7 +56,7 @@ class KernelProfile(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.row_tiles.get(table_key) if kind == "linear" else None
 
     def splits(self, kind: str, table_key: str) -> SplitTiles | None:
-        """How a table's kernel cuts contexts: ``read_profile("h200", "vllm").splits("decode_attention", "128").block``"""
+        """How a table's kernel cuts contexts: ``profile.splits("decode_attention", "128").block``"""
         return self.split_tiles.get(table_key) if kind == "decode_attention" else None
 
 

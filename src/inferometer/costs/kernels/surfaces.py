@@ -295,7 +295,7 @@ class RowTiles(msgspec.Struct, frozen=True):
 class SplitTiles(msgspec.Struct, frozen=True):
     """How a decode kernel spreads contexts over the SMs: in pieces of whole blocks, as many as fill the GPU once.
 
-    ``tiles.factor(dims, terms)`` is what a call takes over what a table says that has powers of two alone. Data of a
+    ``tiles.factor(dims)`` is what a call takes over what a table says that has powers of two alone. Data of a
     kernel profile, which has the figures and says where they come from.
 
     A piece is a KV head of a sequence, or part of one; every SM works on one piece at a time. Pieces are no longer than
@@ -308,18 +308,19 @@ class SplitTiles(msgspec.Struct, frozen=True):
     each: float  # s of a block
     fixed: float  # s of a call, with that of joining the pieces
     at_once: float  # pieces that the GPU works on at the same time: its SMs
-    reached: float  # of the peak bandwidth
+    read: float  # s to read a byte of the cache
+    width: float = 2.0  # bytes of a number in it
     spare: float = 1.1
     most: float = 32.0  # pieces of a sequence
     source: str = ""
 
-    def factor(self, d: Dims, terms: Terms) -> Value:
+    def factor(self, d: Dims) -> Value:
         """Seconds of these sequences over those between calls whose sequences and contexts are powers of two."""
         seqs, heads, tile = maximum_of(d["seqs"], 1.0), d["kv_heads"], _tile(d)
-        mean, context = maximum_of(d["kv"] / seqs, 1.0), maximum_of(_tiled_context(d), 1.0)
-        read = terms.memory / maximum_of(d["kv"], 1.0) / self.reached  # s of a position, at the reached bandwidth
+        mean, context = maximum_of(d["kv"] / seqs, tile / 2), maximum_of(_tiled_context(d), tile)
+        read = self.read * self.width * heads * (d["qk_dim"] + d["v_dim"])  # s of a position
         even = self._call(self._even(seqs, context, heads), seqs * context * read)
-        mixed = self._call(self._mixed(seqs, mean, heads), d["kv"] * read)
+        mixed = self._call(self._mixed(seqs, mean, heads), seqs * mean * read)
         n, m = _log(seqs), maximum_of(_log(context / tile), 0.0)
         n_low, m_low = n - n % 1, m - m % 1
         table: Value = 0.0
@@ -334,14 +335,15 @@ class SplitTiles(msgspec.Struct, frozen=True):
         """Seconds of a call from those of its pieces and those of reading the cache at full bandwidth."""
         return self.fixed + p_norm(pieces, read, 6)
 
-    def _longest(self, blocks: Value, heads: Value) -> Value:
-        """Blocks that a piece may have, of all blocks of a KV head."""
-        return maximum_of(ceil_of(blocks * self.spare * heads / self.at_once), 1.0)
+    def _share(self, blocks: Value, heads: Value) -> Value:
+        """Blocks of a piece, if all sequences' blocks of a KV head were spread over the SMs and none to spare."""
+        return blocks * self.spare * heads / self.at_once
 
     def _even(self, seqs: Value, context: Value, heads: Value) -> Value:
         """Seconds of pieces of sequences of one length: as many waves as they need."""
         blocks = ceil_of(context / self.block)
-        pieces = minimum_of(ceil_of(blocks / self._longest(seqs * blocks, heads)), self.most)
+        longest = maximum_of(ceil_of(self._share(seqs * blocks, heads)), 1.0)
+        pieces = minimum_of(ceil_of(blocks / longest), self.most)
         waves = ceil_of(seqs * heads * pieces / self.at_once)
         return waves * (self.start + self.each * ceil_of(blocks / pieces))
 
@@ -352,10 +354,10 @@ class SplitTiles(msgspec.Struct, frozen=True):
         one piece more, since the last ones to begin are not the shortest.
         """
         blocks = mean / self.block + 0.5  # the last block is half full
-        longest = self._longest(seqs * blocks, heads)
+        longest = maximum_of(self._share(seqs * blocks, heads), blocks / self.most) + 0.5
         cut = maximum_of(blocks / longest + MORE_PIECES, 1.0)
         pieces = seqs * heads * cut
-        one = self.start + self.each * minimum_of(longest, LONGEST * blocks)
+        one = self.start + self.each * maximum_of(minimum_of(longest, LONGEST * blocks), 1.0)
         work = (pieces * self.start + seqs * heads * blocks * self.each) / self.at_once
         late = LAST + LAST_OF_MANY * maximum_of(_log(seqs) - 4.5, 0.0)
         several = work + late * (self.start + self.each * blocks / cut)
