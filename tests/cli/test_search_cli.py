@@ -124,7 +124,8 @@ def test_json_has_everything(run: Run, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_folder_has_all_that_starts_the_plan(run: Run, tmp_path: Path) -> None:
     target = tmp_path / "plan"
-    ran = run(*SMALL, "--gpu", "h200", "--finalists", "1", "-o", str(target))
+    small = (*SMALL, "--mode", "aggregated", "--finalists", "1", "-o", str(target))
+    ran = run(*small)
     assert ran.code == 0 and "▶" in ran.out and "serve.sh" in ran.err, ran.err
     scripts = [target / "bench.sh", *(target / engine / "serve.sh" for engine in ("vllm", "sglang", "trtllm"))]
     for script in scripts:
@@ -133,10 +134,10 @@ def test_a_folder_has_all_that_starts_the_plan(run: Run, tmp_path: Path) -> None
     assert json.loads((target / "search.json").read_text())["schema"] == "inferometer.search/1"
     readme = (target / "README.md").read_text()
     assert "1. `vllm/serve.sh`" in readme and "`bench.sh`" in readme
-    assert run(*SMALL, "--finalists", "1", "-o", str(target)).code == 0  # its own files are replaced
+    assert run(*small).code == 0  # its own files are replaced
     (target / "vllm" / "serve.sh").write_text("mine")
     (target / "README.md").unlink()
-    again = run(*SMALL, "--finalists", "1", "-o", str(target))
+    again = run(*small)
     assert again.code == 2 and "was not written by a search" in again.err
     assert (target / "vllm" / "serve.sh").read_text() == "mine"
 

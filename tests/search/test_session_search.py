@@ -110,7 +110,7 @@ def test_no_turn_is_faster_than_its_floor(agents):
     assert (floors.ttft_s[done] * 1e3 <= latency["ttft"][done]).all()
     assert (floors.e2el_s[done] * 1e3 <= latency["e2el"][done]).all()
     assert (floors.ttft_s > 0).sum() > 0.9 * len(trace)
-    assert 0.5 * plan.duration_s < span_floor(trace, floors.e2el_s) <= plan.duration_s
+    assert 0.45 * plan.duration_s < span_floor(trace, floors.e2el_s) <= plan.duration_s
 
 
 def test_floors_by_hand():

@@ -118,7 +118,7 @@ def _cuda(torch: Any, calls: Sequence[KernelCall], deadline: float) -> float:
             call()
         last.record(stream)
     torch.cuda.synchronize()
-    each = first.elapsed_time(last) / 1e3 / len(calls)
+    each: float = first.elapsed_time(last) / 1e3 / len(calls)
     _check(deadline)
     rounds = max(1, min(200, round(PASS / max(each * len(calls), 1e-6))))
     graph = torch.cuda.CUDAGraph()
@@ -140,8 +140,8 @@ def _cuda(torch: Any, calls: Sequence[KernelCall], deadline: float) -> float:
         if each > LONG:  # calls that long are waited for, so that the deadline is kept
             torch.cuda.synchronize()
     torch.cuda.synchronize()
-    took = [one.elapsed_time(other) for one, other in pairwise(marks[: number + 1])]
-    return float(statistics.median(took)) / 1e3 / (rounds * len(calls))
+    took: list[float] = [one.elapsed_time(other) for one, other in pairwise(marks[: number + 1])]
+    return statistics.median(took) / 1e3 / (rounds * len(calls))
 
 
 # ------------------------------------------------------------------ parts of a forward pass

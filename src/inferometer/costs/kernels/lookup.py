@@ -126,8 +126,7 @@ class KernelLookup:
                 took = took * self.user_rows.factor(
                     op.kind, key, lambda d, terms: surface_seconds(tables[key], shape, d, terms, tiles=tiles)
                 )
-        splits = self.profile.splits(op.kind, key) if own_format and self.formats.row_tiles else None
-        if splits is not None:
+        if own_format and self.formats.row_tiles and (splits := self.profile.splits(op.kind, key)):
             took = took * splits.factor(d)
         took = maximum_of(took, terms.roofline) + _rounding_seconds(op, d, self.formats, self.profile)
         return took * (terms.memory > 0)
@@ -246,7 +245,7 @@ class DonorTable(NamedTuple):
         """Seconds of the same call on the donor."""
         moved = terms._replace(compute=terms.compute * self.compute, memory=terms.memory * self.memory)
         seconds = surface_seconds(self.surface, shape, d, moved, self.lighter, self.tiles)
-        return seconds if self.splits is None else seconds * self.splits.factor(d)
+        return seconds * self.splits.factor(d) if self.splits else seconds
 
     @property
     def bounds(self) -> tuple[bool, bool]:
@@ -361,18 +360,11 @@ class TransferLookup:
         tiles = profile.tiles(kind, key) if self.formats.row_tiles and key == number_format else None
         if tiles is not None and other.architecture != device.architecture:
             tiles = replace(tiles, mean=True)
-        return DonorTable(
-            donor,
-            profile,
-            key,
-            profile.fitted[kind][key],
-            peaks[1] / peaks[0],
-            device.memory_bandwidth / other.memory_bandwidth,
-            speeds[0] / speeds[1] if all(speeds) else 1.0,
-            (reach(other), self.reach),
-            tiles=tiles,
-            splits=profile.splits(kind, key) if self.formats.row_tiles and donor.same_generation else None,
-        )
+        splits = profile.splits(kind, key) if self.formats.row_tiles and donor.same_generation else None
+        table = (donor, profile, key, profile.fitted[kind][key])
+        units = speeds[0] / speeds[1] if all(speeds) else 1.0
+        ratios = (peaks[1] / peaks[0], device.memory_bandwidth / other.memory_bandwidth, units)
+        return DonorTable(*table, *ratios, (reach(other), self.reach), tiles=tiles, splits=splits)
 
     def _used(self, op: Op) -> list[Donor]:
         """Whose tables an operator's last answer came from."""
