@@ -35,7 +35,7 @@ OWN = DATA / "h200_static.csv"
 MORE = DATA / "h200_static_more.csv"  # two other H200s
 WEAK = DATA / "h200_static_weak.csv"  # a fifth one: kinds that were predicted badly
 BETWEEN = DATA / "h200_static_between.csv"  # one more: batches between the sizes of CUDA graphs, and beyond them
-UNSEEN = DATA / "h200_static_unseen.csv"  # a sixth: models measured after the forms were frozen
+UNSEEN = DATA / "h200_static_unseen.csv"  # machines 6 and 14: models measured after the forms were frozen
 PROFILED = DATA / "h200_static_profiled.csv"  # three more: more of these, on machines that `profile --quick` measured
 SETS = {
     "steps-own": OWN,
@@ -55,6 +55,7 @@ CHOSEN_ON = {  # rows that constants were chosen with say nothing of how well ot
     ("first", "", ""),
     ("3", "gpt-oss-20b", "decode"),
     ("2", "deepseek-v2-lite", "decode"),
+    ("11", "nemotron-h-8b", "decode"),
 }
 KINDS = {
     "decode": "decode step",
