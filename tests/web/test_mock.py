@@ -21,8 +21,9 @@ from helpers.web_server import Server
 
 import inferometer
 from inferometer.cli.mock import application
+from inferometer.web.http_server import RECEIVED
 from inferometer.web.mock.filler import PromptTokens, tokens_of
-from inferometer.web.mock.mock_server import ABANDONED, MAX_BODY
+from inferometer.web.mock.mock_server import ABANDONED, MAX_BODY, TO_CONNECT
 from inferometer.web.mock.vllm_metrics import EngineTotals, Histogram, buckets_1_2_5
 
 MODEL, GPU = "llama-3.1-8b", "h200"
@@ -321,6 +322,22 @@ def test_the_api_key_guards_the_api_alone() -> None:
         ]
 
     assert asyncio.run(asked()) == [401, 401, 200, 200]
+
+
+def test_a_request_began_before_its_first_byte_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a client takes to connect and send is in the front end's simulated time, of which half may be gone."""
+    app, _ = application(MODEL, GPU, speed=2.0)
+    monkeypatch.setattr(app, "now", lambda: 100.0)
+
+    async def ages(*first_bytes: float | None) -> list[float]:
+        now = asyncio.get_running_loop().time()
+        states = [{} if ago is None else {RECEIVED: now - ago} for ago in first_bytes]
+        return [(100.0 - app._arrival({"type": "http", "state": state})) / app.speed for state in states]
+
+    unknown, just_now, a_while, long_ago = asyncio.run(ages(None, 0.0, 0.3e-3, 9.0))
+    assert unknown == pytest.approx(TO_CONNECT) and just_now >= TO_CONNECT
+    assert 0.3e-3 + TO_CONNECT <= a_while <= long_ago
+    assert long_ago == pytest.approx(app.most_lead) and app.most_lead == app.fleet.overhead_s / 2 / 2.0
 
 
 def test_what_cannot_be_served_is_said_at_once(run: Callable[..., Ran]) -> None:

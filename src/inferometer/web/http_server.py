@@ -32,6 +32,7 @@ else:
 ACCEPTED_AT_ONCE = 8  # connections, so that a crowd does not use up the process's files before it is counted
 BACKLOG = 1024  # connections that wait to be accepted
 LINGER = 1.0  # s for which a connection that was refused stays open
+RECEIVED = "received_s"  # in a request's `state`: when its first byte came, by the loop's clock
 RESERVED_FILES = 72  # of this process: pipes to workers, files that are read, connections on their way out
 
 
@@ -171,9 +172,11 @@ class BoundedConnection(_Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """The time limit holds from a request's first byte until its header is there."""
+        """The time limit holds from a request's first byte, noted in its `state`, until its header is there."""
         if self.refused:
             return
+        if not self.started:
+            self.app_state = {**self.app_state, RECEIVED: self.loop.time()}
         self.started = True
         super().data_received(data)
         if self.transport.is_closing():

@@ -24,7 +24,7 @@ from ... import __version__
 from ...serving.live_fleet import ABORTED, LiveFleet, LiveRequest
 from ..answers import JsonAnswer
 from ..guard import Receive, Scope, Send
-from ..http_server import ServerLimits
+from ..http_server import RECEIVED, ServerLimits
 from ..operations import CONTENT_TYPE, Observer, RequestLog
 from .filler import Answer, PromptTokens, tokens_of
 from .openai_api import Generation, RefusedRequest, Served, Shapes, error_answer, read_request, usage_of
@@ -38,6 +38,8 @@ MOST_TEXT = 1_000_000  # characters that /tokenize cuts: all streams wait meanwh
 BODY_TIMEOUT = 60.0  # s for all of a body
 BLOCK = 16  # tokens by which prompts are hashed where no cache asks for others
 LEAD_STEP = 0.02  # share of an event's lateness by which the lead follows it
+LEAD_STEP_FIRST = 0.2  # the same of a first token, of which there are few
+TO_CONNECT = 0.5e-3  # s in which a client on the same machine connects and sends, until the first byte is here
 MOST_LATE = 0.005  # s of lateness that count: a machine that stalls says nothing of its usual lateness
 GENERATING = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
 EVENTS = b"text/event-stream; charset=utf-8"
@@ -141,6 +143,14 @@ class MockServer:
         """Seconds of the simulated clock."""
         return (asyncio.get_running_loop().time() - self.start) * self.speed
 
+    def _arrival(self, scope: Scope) -> float:
+        """When a client began with a request, on the simulated clock: before its first byte was here.
+
+        What a client takes to connect and to send is in the front end's simulated time, as bench sees it.
+        """
+        ago: float = asyncio.get_running_loop().time() - scope.get("state", {}).get(RECEIVED, inf) + TO_CONNECT
+        return self.now() - self.speed * min(max(ago, TO_CONNECT), self.most_lead)
+
     def _arm(self, due: float) -> None:
         """The timer for the next step."""
         if self.timer is not None:
@@ -159,14 +169,14 @@ class MockServer:
                 request.wake()
             raise
 
-    def _follow_lateness(self, request: LiveRequest) -> None:
+    def _follow_lateness(self, request: LiveRequest, step: float) -> None:
         """An event is written now: the lead grows if that is after its simulated moment, and shrinks if it is before.
 
         What vLLM takes to write an event is in its front end's simulated time, so what the mock takes belongs there.
         """
         late = (self.now() - request.last_token_s) / self.speed
         late = min(max(late, -MOST_LATE), MOST_LATE)
-        self.lead = min(max(self.lead + LEAD_STEP * late, 0.0), self.most_lead)
+        self.lead = min(max(self.lead + step * late, 0.0), self.most_lead)
 
     # ------------------------------------------------------------------ one request
 
@@ -222,7 +232,7 @@ class MockServer:
 
     async def generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A completion or a chat: tokens as they come, or all at the end."""
-        arrival = self.now()
+        arrival = self._arrival(scope)
         body = await self._body(scope, receive)
         if self.failed:
             raise RefusedRequest(self.failed, None, 500)
@@ -338,7 +348,7 @@ class MockServer:
         sent, usage = choice.sent, None
         if not self._take(choice):
             return b""
-        self._follow_lateness(choice.request)
+        self._follow_lateness(choice.request, LEAD_STEP if sent else LEAD_STEP_FIRST)
         if generation.continuous_usage:
             usage = usage_of(choice.request.input_tokens, choice.sent)
         text = choice.answer.text(sent, choice.sent)
