@@ -1,8 +1,9 @@
 """vLLM 0.25.1 with Llama-3.1-8B on one H200: what the doctor names, and a calibration of one rate tried on others.
 
-    python benchmarks/live_servers.py              both tables, some minutes
+    python benchmarks/live_servers.py              all tables, some minutes
     python benchmarks/live_servers.py --doctor     four servers, three of them with a fault put in on purpose
     python benchmarks/live_servers.py --rates      loads of 4, 8 and 14 requests/s
+    python benchmarks/live_servers.py --stretches  every 200 steps of one load, for an H200 and for two that it is not
 
 The truth of a step is the difference between the moments at which its result and the one before were processed
 (`done_s` of `*.steps.csv.gz`), the first after a pause left out. A decode step counts where no prompts follow it, for
@@ -49,6 +50,8 @@ HOSTS: dict[str, dict[str, Any]] = {"shipped": {}, "profiled": {"profile": str(D
 FAULTS = {"healthy": "", "eager": "eager", "smallkv": "kv_cache", "budget512": "token_budget"}
 EVIDENCE = ("requests", "and steps", "and log", "and pages")
 FITTED, TRIED = "r8", ("r8", "r4", "r14", "healthy")
+STRETCH = 200  # steps
+MISTAKEN = (GPU, f"{GPU}:memory_bandwidth=4.3e12", f"{GPU}:memory_bandwidth=5.3e12")  # it has 4.8e12
 
 
 # ------------------------------------------------------------------ the doctor
@@ -122,14 +125,15 @@ def true_steps(load: str) -> TrueSteps:
     return TrueSteps(steps, np.diff(moments, prepend=math.nan), np.array(starts))
 
 
-def stamped(load: str, count: int | None = None) -> StepLog:
+def stamped(load: str, first: int = 0, count: int | None = None) -> StepLog:
     """The log with the moment of every result, as it is where something stamps each line: `docker logs -t`."""
-    return StepLog(steps=true_steps(load).steps[:count], kind="stamped", source=f"{load}.log", kv_cache_tokens=98_304)
+    steps = true_steps(load).steps[first : None if count is None else first + count]
+    return StepLog(steps=steps, kind="stamped", source=f"{load}.log", kv_cache_tokens=98_304)
 
 
-def predicted_steps(load: str, plan: Mapping[str, Any]) -> np.ndarray:
+def predicted_steps(load: str, plan: Mapping[str, Any], gpu: str = GPU) -> np.ndarray:
     """Seconds of each step by itself, each after the ones before it as they are predicted."""
-    clock = StepClock(MODEL, GPU, **PLAN, **plan)
+    clock = StepClock(MODEL, gpu, **PLAN, **plan)
     cost, now, ahead, seconds = clock.stages[0], 0.0, 0.0, []
     throttle = Throttle(cost.throttle_after or 1.0)
     for step, starts in zip(*true_steps(load)[::2], strict=True):
@@ -151,10 +155,10 @@ def predicted_steps(load: str, plan: Mapping[str, Any]) -> np.ndarray:
     return np.array(seconds)
 
 
-def step_errors(load: str, plan: Mapping[str, Any]) -> dict[str, tuple[float, float, int]]:
+def step_errors(load: str, plan: Mapping[str, Any], gpu: str = GPU) -> dict[str, tuple[float, float, int]]:
     """Error of the sum, mean absolute error and count of decode steps and of runs of steps with prompts."""
     steps, true, starts = true_steps(load)
-    ours = predicted_steps(load, plan)
+    ours = predicted_steps(load, plan, gpu)
     prompts = np.array([step.prefill_tokens > 0 for step in steps])
     near_start = starts | np.append(starts[1:], True)
     decode = ~prompts & ~np.append(prompts[1:], False) & ~near_start
@@ -217,7 +221,7 @@ def print_rates() -> None:
         fits = {
             "none": Calibration(),
             "log": fit_steps(MODEL, GPU, log, plan).calibration,
-            "stamped, 200 steps": fit_steps(MODEL, GPU, stamped(FITTED, 200), plan).calibration,
+            "stamped, 200 steps": fit_steps(MODEL, GPU, stamped(FITTED, 0, STRETCH), plan).calibration,
             "stamped": fit_steps(MODEL, GPU, stamped(FITTED), plan).calibration,
         }
         for name, made in fits.items():
@@ -235,8 +239,25 @@ def print_rates() -> None:
                 print(f"{load:10}" + "".join(f"{cell:>9}" for cell in cells))
 
 
+def print_stretches() -> None:
+    """What a calibration from any 200 steps is worth, where predictions are right and where they are 10% off."""
+    for gpu in MISTAKEN:
+        plain = {load: step_errors(load, {}, gpu) for load in TRIED[1:]}
+        starts = range(0, len(true_steps(FITTED).steps) - STRETCH, STRETCH)
+        made = [fit_steps(MODEL, gpu, stamped(FITTED, k, STRETCH), PLAN).calibration for k in starts]
+        factors = [one.decode for one in made]
+        print(f"\n{gpu}: decode × {min(factors):.3f} to {max(factors):.3f} from {len(made)} stretches of {FITTED}")
+        print(f"{'load':10}{'':>10}{'plain':>9}{'worst':>9}{'mean':>9}")
+        for load in TRIED[1:]:
+            tried = [step_errors(load, {"calibration": one}, gpu) for one in made]
+            for kind in ("decode", "prompts"):
+                off = [one[kind][0] for one in tried]
+                worst, mean = max(off, key=abs), np.mean(np.abs(off))
+                print(f"{load:10}{kind:>10}{plain[load][kind][0]:>+9.1%}{worst:>+9.1%}{mean:>9.1%}")
+
+
 if __name__ == "__main__":
-    if "--rates" not in sys.argv:
-        print_doctor()
-    if "--doctor" not in sys.argv:
-        print_rates()
+    parts = {"--doctor": print_doctor, "--rates": print_rates, "--stretches": print_stretches}
+    for flag, show in parts.items():
+        if flag in sys.argv or not parts.keys() & set(sys.argv):
+            show()

@@ -229,6 +229,18 @@ def test_a_real_log_whose_lines_are_stamped_carries_over_to_other_rates(live: Mo
         assert abs(errors["decode"][0]) < 0.02 and abs(errors["prompts"][0]) < 0.02, (load, errors)
 
 
+@pytest.mark.parametrize("bandwidth", [4.3e12, 5.3e12])
+def test_two_hundred_real_steps_mend_a_prediction_that_is_a_tenth_off(live: ModuleType, bandwidth: float) -> None:
+    """An H200 that is told another memory bandwidth than it has: steps of 8 requests/s mend those at 4 and 14."""
+    gpu = f"{GPU}:memory_bandwidth={bandwidth}"
+    made = fit_steps(MODEL, gpu, live.stamped("r8", 400, 200), LIVE).calibration
+    assert (made.decode - 1) * (bandwidth - 4.8e12) > 0 and made.host == 1.0
+    for load in ("r4", "r14"):
+        plain, mended = (live.step_errors(load, plan, gpu) for plan in ({}, {"calibration": made}))
+        assert abs(mended["decode"][0]) < 0.02 < 0.06 < abs(plain["decode"][0])
+        assert abs(mended["prompts"][0]) < 0.04
+
+
 def test_a_log_may_begin_in_the_middle_of_a_load(live: ModuleType) -> None:
     """Its first step has no result before it, so nothing says how long it took."""
     stamped = live.stamped("r8")
