@@ -16,10 +16,10 @@ from inferometer.costs.kernels.surfaces import SplitTiles
 ROWS = Path(__file__).parents[2] / "benchmarks" / "data" / "h200_uneven_attention.csv"
 
 
-def splits(dim: int) -> SplitTiles:
+def splits(dim: int, cache: str = "") -> SplitTiles:
     profile = read_profile("h200", "measured")
     assert profile is not None
-    found = profile.splits("decode_attention", str(dim))
+    found = profile.splits("decode_attention", f"{dim}{cache}")
     assert found is not None
     return found
 
@@ -100,6 +100,13 @@ def test_six_sequences_may_take_longer_than_eight_would_by_the_table() -> None:
     assert 1.15 < float(tiles.factor(dims(6.0, 2854.0, 1.0))) < 1.5
     assert float(tiles.factor(dims(5.0, 1168.0, 1.0))) < 1.05
     assert 1.05 < float(tiles.factor(dims(14.0, 1174.0, 0.0))) < 1.3
+
+
+def test_blocks_of_an_8_bit_cache_have_160_positions() -> None:
+    """150 positions are one of them, where a table that has 128 and 256 says two; 161 are two."""
+    one, two = (float(splits(128, "-fp8").factor(dims(512.0, context, 1.0))) for context in (150.0, 161.0))
+    assert one == pytest.approx(0.74, abs=0.02) and two == pytest.approx(1.0)
+    assert splits(128).factor(dims(512.0, 150.0, 1.0)) == pytest.approx(1.0)
 
 
 def test_numbers_and_arrays_agree() -> None:

@@ -317,18 +317,17 @@ class SplitTiles(msgspec.Struct, frozen=True):
     def factor(self, d: Dims) -> Value:
         """Seconds of these sequences over those between calls whose sequences and contexts are powers of two."""
         seqs, heads, tile = maximum_of(d["seqs"], 1.0), d["kv_heads"], _tile(d)
-        mean, context = maximum_of(d["kv"] / seqs, tile / 2), maximum_of(_tiled_context(d), tile)
+        mean = maximum_of(d["kv"] / seqs, tile / 2)
         read = self.read * self.width * heads * (d["qk_dim"] + d["v_dim"])  # s of a position
-        even = self._call(self._even(seqs, context, heads), seqs * context * read)
+        even = self._even(seqs, mean, heads, read)
         mixed = self._call(self._mixed(seqs, mean, heads), seqs * mean * read)
-        n, m = _log(seqs), maximum_of(_log(context / tile), 0.0)
+        n, m = _log(seqs), maximum_of(_log(_tiled_context(d) / tile), 0.0)
         n_low, m_low = n - n % 1, m - m % 1
         table: Value = 0.0
         for right, n_share in ((0.0, 1 - n % 1), (1.0, n % 1)):
             for above, m_share in ((0.0, 1 - m % 1), (1.0, m % 1)):
                 count, reach = 2 ** (n_low + right), tile * 2 ** (m_low + above)
-                seconds = self._call(self._even(count, reach, heads), count * reach * read)
-                table = table + n_share * m_share * log2(seconds)
+                table = table + n_share * m_share * log2(self._even(count, reach, heads, read))
         return (d["uniform_lengths"] * even + (1 - d["uniform_lengths"]) * mixed) / 2**table
 
     def _call(self, pieces: Value, read: Value) -> Value:
@@ -339,13 +338,14 @@ class SplitTiles(msgspec.Struct, frozen=True):
         """Blocks of a piece, if all sequences' blocks of a KV head were spread over the SMs and none to spare."""
         return blocks * self.spare * heads / self.at_once
 
-    def _even(self, seqs: Value, context: Value, heads: Value) -> Value:
-        """Seconds of pieces of sequences of one length: as many waves as they need."""
+    def _even(self, seqs: Value, context: Value, heads: Value, read: Value) -> Value:
+        """Seconds of sequences of one length: as many waves of pieces as they need, of whole blocks."""
         blocks = ceil_of(context / self.block)
         longest = maximum_of(ceil_of(self._share(seqs * blocks, heads)), 1.0)
         pieces = minimum_of(ceil_of(blocks / longest), self.most)
         waves = ceil_of(seqs * heads * pieces / self.at_once)
-        return waves * (self.start + self.each * ceil_of(blocks / pieces))
+        seconds = waves * (self.start + self.each * ceil_of(blocks / pieces))
+        return self._call(seconds, seqs * blocks * self.block * read)
 
     def _mixed(self, seqs: Value, mean: Value, heads: Value) -> Value:
         """The same of sequences as different as chats are, in the mean over such batches (lognormal, sigma 0.6).
