@@ -64,34 +64,40 @@ TILES = RowTiles(
     inputs=(512, 2048),
     source="CUTLASS' sm90_fp8_config_default in vLLM 0.25.1; extra fitted to benchmarks/data/h200_kernels_fp8_rows.csv",
 )
-READ = 1 / (0.9 * 4.8e12)  # s to read a byte: nine tenths of an H200's bandwidth
-# FlashAttention 3's decode kernels in steps within CUDA graphs, by head size: hopper/flash_prepare_scheduler.cu (how
-# many pieces) and hopper/tile_size.h (blocks) of vLLM's fork. The seconds of 64 and 128 meet 650 calls with contexts as
-# servers have them within 2% if every piece is scheduled (benchmarks/data/h200_uneven_attention.csv); the others are
-# fitted to calls of one context.
-SPLITS = {
-    key: SplitTiles(
-        block=block,
-        start=start,
-        each=each,
-        fixed=fixed,
-        at_once=132,
-        read=READ,
-        width=1.0 if key.endswith("-fp8") else 2.0,
-        source="flash_prepare_scheduler.cu of vLLM's FlashAttention 3; seconds fitted to benchmarks/data",
-    )
-    for key, block, start, each, fixed in (
-        ("64", 192, 1.75e-6, 1.4e-6, 6.6e-6),
-        ("128", 128, 2.0e-6, 1.4e-6, 7.6e-6),
-        ("256", 80, 3.0e-6, 2.0e-6, 7.5e-6),
-        ("128-fp8", 160, 2.8e-6, 1.6e-6, 6.6e-6),
-    )
+REACHED = 0.9  # of a device's bandwidth, at which a cache is read
+SPLITS = {  # head size of 16-bit caches and 8-bit ones -> positions of a block, s of a piece, of a block and of a call
+    "64": (192, 1.75e-6, 1.4e-6, 6.6e-6),
+    "128": (128, 2.0e-6, 1.4e-6, 7.6e-6),
+    "256": (80, 3.0e-6, 2.0e-6, 7.5e-6),
+    "128-fp8": (160, 2.8e-6, 1.6e-6, 6.6e-6),
 }
 CURVE_WEIGHTS = ((28672, 4096), (4096, 4096))  # of that file's four, those that the curve is fitted to
 EIGHT_BIT = ("fp8", "fp8-block", "mxfp8", "nvfp4")
 FP8_ROWS = ROOT / "benchmarks" / "data" / "h200_kernels_fp8_rows.csv"
 OWN = [kind for kind in AXES if kind != "sampler"]  # an engine's sampler is more kernels than were timed: 60 µs a step
 SMOOTH = dict.fromkeys(AXES, 0.01) | {"linear": 0.02}
+
+
+def split_tiles(device: str) -> dict[str, SplitTiles]:
+    """FlashAttention 3's decode kernels in steps within CUDA graphs, by head size, as vLLM's fork has them.
+
+    hopper/flash_prepare_scheduler.cu says how many pieces there are, hopper/tile_size.h how large blocks are. The
+    seconds of 64 and 128 meet 650 calls with contexts as servers have them within 2% if every piece is scheduled
+    (benchmarks/data/h200_uneven_attention.csv); the others are fitted to calls of one context.
+    """
+    return {
+        key: SplitTiles(
+            block=block,
+            start=start,
+            each=each,
+            fixed=fixed,
+            at_once=132,
+            read=1 / (REACHED * catalog.hardware(device).memory_bandwidth),
+            width=1.0 if key.endswith("-fp8") else 2.0,
+            source="flash_prepare_scheduler.cu of vLLM's FlashAttention 3; seconds fitted to benchmarks/data",
+        )
+        for key, (block, start, each, fixed) in SPLITS.items()
+    }
 
 
 def coords(rows: TableRows) -> np.ndarray:
@@ -373,7 +379,7 @@ def own(kinds: list[str] | None = None) -> None:
         fitted=stay[0] | fitted,
         measured=stay[1] | measured,
         row_tiles={"fp8": row_tiles(device)},
-        split_tiles=SPLITS,
+        split_tiles=split_tiles("h200"),
     )
     path.write_bytes(msgspec.json.encode(profile) + b"\n")
 
@@ -462,7 +468,7 @@ def fit_tables(device: str, engine: str, name: str, kinds: list[str]) -> None:
         rounds=True,
         fitted=fitted,
         row_tiles=tiled,
-        split_tiles=SPLITS if hopper else {},
+        split_tiles=split_tiles(device) if hopper else {},
     )
     path.write_bytes(msgspec.json.encode(profile) + b"\n")
 
