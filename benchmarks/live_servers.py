@@ -27,9 +27,10 @@ import numpy as np
 from measurements import DATA
 
 from inferometer.serving.engine_time import Throttle
+from inferometer.serving.logged_step import LoggedStep, StepLog
 from inferometer.serving.metrics_page import ServerStatistics
 from inferometer.serving.step_clock import StepBatch, StepClock
-from inferometer.serving.step_log import LoggedStep, StepLog, read_step_log
+from inferometer.serving.step_log import read_step_log
 from inferometer.serving.trace import Trace, first_requests, read_trace
 from inferometer.specs.structs import Calibration
 from inferometer.validation.causes import merged

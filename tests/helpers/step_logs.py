@@ -10,8 +10,8 @@ import numpy as np
 
 from inferometer.inference.request import build_request
 from inferometer.serving.deployment import ServingOptions, serve
+from inferometer.serving.logged_step import LoggedStep
 from inferometer.serving.replica_pool import build_pool
-from inferometer.serving.step_log import LoggedStep
 from inferometer.serving.trace import Trace
 from inferometer.specs.structs import Calibration
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ from conftest import ROOT
 from helpers.step_logs import forward_pass_lines, vllm_lines
 
 from inferometer.base.errors import BadFile
+from inferometer.serving.logged_step import LoggedStep
 from inferometer.serving.metrics_page import distribution, read_metrics, read_pages, server_statistics
-from inferometer.serving.step_log import LoggedStep, read_step_log
+from inferometer.serving.step_log import read_step_log
 
 assert ROOT.is_dir()
 STEPS = [
@@ -131,6 +133,118 @@ def test_a_file_that_does_not_end_is_not_read_to_its_end(monkeypatch: pytest.Mon
     monkeypatch.setattr("inferometer.serving.step_log.MAX_WITHOUT", 2**21)
     with pytest.raises(BadFile, match="/dev/zero has no steps"):
         read_step_log(["/dev/zero"])
+
+
+# ------------------------------------------------------------------ logs as they are found
+
+
+def iterations(
+    count: int, stamp: str = "", first: int = 0, start: float = 600.0, engine: str = "", each: float = 0.006
+) -> list[str]:
+    """Decode steps of vLLM before 0.26: 6 ms each, of which 2 ms are a wait that is timed. ``stamp`` is its format."""
+    lines = []
+    for number in range(first, first + count):
+        now = start + each * number
+        clock = f"{int(now // 3600):02d}:{int(now % 3600 // 60):02d}:{now % 60:09.6f}"
+        stamped = f"2026-11-19T{clock}Z " if stamp == "fine" else ""
+        lines.append(
+            f"{stamped}({engine or 'EngineCore pid=1'}) INFO 11-19 {clock[:8]} [core.py:452] Iteration({number}): 0 "
+            "context requests, 0 context tokens, 8 generation requests, 8 generation tokens, iteration elapsed time: "
+            "2.00 ms"
+        )
+    return lines
+
+
+def test_a_packed_log_that_is_cut_off_is_one_sentence(tmp_path: Path) -> None:
+    packed = gzip.compress("\n".join(iterations(4000)).encode())
+    path = tmp_path / "server.log.gz"
+    path.write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(BadFile, match=r"server\.log\.gz cannot be read: it is broken gzip"):
+        read_step_log([path])
+
+
+@pytest.mark.parametrize("half", [0.3, 0.6, 0.99])
+def test_half_of_a_last_line_is_left_out(tmp_path: Path, half: float) -> None:
+    lines = list(forward_pass_lines(STEPS[:50], traced=False))
+    path = tmp_path / "fpm.jsonl"
+    path.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][: int(half * len(lines[-1]))], encoding="utf-8")
+    assert len(read_step_log([path])) == 49
+    path.write_text(lines[-1][: int(0.99 * len(lines[-1]))], encoding="utf-8")
+    with pytest.raises(BadFile, match="line 1: a record of forward-pass metrics is not valid"):
+        read_step_log([path])
+
+
+def test_lines_in_two_parts_of_a_log_are_read_once(tmp_path: Path) -> None:
+    lines = iterations(3000)
+    older = written(tmp_path / "server.log.1", lines[:2000])
+    newer = written(tmp_path / "server.log", lines[1800:])
+    both, whole = read_step_log([older, newer]), read_step_log([written(tmp_path / "whole.log", lines)])
+    assert both.steps == whole.steps
+    assert [note for note in both.notes if "200 lines stand in two parts of the log: they are read once" in note]
+    turned = read_step_log([newer, older]).notes
+    assert any(
+        "server.log.1 begins before" in note and "give the oldest part of a log first" in note for note in turned
+    )
+
+
+def test_parts_of_a_log_may_lie_in_two_months(tmp_path: Path) -> None:
+    older = [line.replace("11-19", "11-30") for line in iterations(50)]
+    newer = [line.replace("11-19", "12-01") for line in iterations(50, first=50)]
+    parts = [written(tmp_path / "a.log", older), written(tmp_path / "b.log", newer)]
+    assert not any("oldest" in note for note in read_step_log(parts).notes)
+    assert any("oldest" in note for note in read_step_log(parts[::-1]).notes)
+
+
+@pytest.mark.parametrize("seconds", [-3600.0, -30.0, 3600.0])
+@pytest.mark.parametrize("stamp", ["", "fine"])
+def test_a_clock_that_was_set_does_not_move_the_steps(tmp_path: Path, stamp: str, seconds: float) -> None:
+    """As at the end of summer time. Taken as it is, it hid what the timings leave out, or made steps minutes long."""
+    lines = iterations(3000, stamp, start=7200.0) + iterations(3000, stamp, 3000, start=7200.0 + seconds)
+    log = read_step_log([written(tmp_path / "server.log", lines)])
+    assert np.allclose([step.seconds for step in log.steps], 0.006, rtol=0.1) and not log.objection
+
+
+def test_a_few_finely_stamped_lines_show_what_their_timings_leave_out(tmp_path: Path) -> None:
+    log = read_step_log([written(tmp_path / "server.log", iterations(200, "fine"))])
+    assert log.steps[100].seconds == pytest.approx(0.006, rel=0.02) and not log.objection
+
+
+@pytest.mark.parametrize("lines", [iterations(200), [line.split("] ")[1] for line in iterations(3000)]])
+def test_waits_without_a_clock_are_no_steps(tmp_path: Path, lines: list[str]) -> None:
+    log = read_step_log([written(tmp_path / "server.log", lines)])
+    assert "times only the wait for each result" in log.objection and log.notes == [log.objection]
+
+
+def test_engines_in_one_log_are_kept_apart(tmp_path: Path) -> None:
+    """Each has its own clock and its own KV cache; an engine that was started again begins with an empty one."""
+    usage = "INFO 11-19 00:10:00 [loggers.py:310] Engine {:03d}: Avg prompt throughput: 9.0 tokens/s, Avg generation "
+    usage += "throughput: 4.0 tokens/s, Running: 9 reqs, Waiting: 0 reqs, GPU KV cache usage: {}%, Prefix cache …"
+    first = iterations(2000, engine="EngineCore_DP0 pid=7")
+    second = iterations(2000, engine="EngineCore_DP1 pid=8", each=0.012)
+    mixed = [line for pair in zip(first, second, strict=True) for line in pair]
+    again = iterations(5, engine="EngineCore_DP1 pid=9", start=900.0)
+    log = read_step_log(
+        [written(tmp_path / "server.log", [usage.format(0, 10.0), usage.format(1, 30.0), *mixed, *again])]
+    )
+    for name, seconds, share in (("engine 0 of process 7", 0.006, 0.1), ("engine 1 of process 8", 0.012, 0.3)):
+        steps = [step for step in log.steps if step.stream == name]
+        assert len(steps) == 2000 and {step.kv_usage for step in steps} == {share}
+        assert steps[100].seconds == pytest.approx(seconds, rel=0.1)
+    assert all(np.isnan(step.kv_usage) and step.seconds > 0.005 for step in log.steps[-5:])
+
+
+def test_a_log_of_a_million_steps_says_how_much_of_it_was_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("inferometer.serving.step_log.MAX_STEPS", 100)
+    log = read_step_log([written(tmp_path / "server.log", iterations(2000))])
+    assert len(log) == 100 and "only the first 100 steps of the log were read" in log.notes
+
+
+def test_pages_without_steps_say_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match="has one page of /metrics: steps need a second one"):
+        read_step_log([written(tmp_path / "one.txt", [FIRST])])
+    busy = SECOND.replace('vllm:prompt_tokens_total{engine="0"} 1050', 'vllm:prompt_tokens_total{engine="0"} 9000')
+    with pytest.raises(BadFile, match="has 2 pages of /metrics, but never decode steps alone between two of them"):
+        read_step_log([written(tmp_path / "two.txt", [FIRST, busy])])
 
 
 # ------------------------------------------------------------------ pages of /metrics

@@ -16,13 +16,15 @@ import pytest
 from conftest import ROOT, Ran, refused
 from helpers.step_logs import forward_pass_lines, simulated_steps, vllm_lines
 
+from inferometer.serving.logged_step import LoggedStep, StepLog
 from inferometer.serving.simulate import simulate
-from inferometer.serving.step_log import LoggedStep, StepLog, read_step_log
+from inferometer.serving.step_log import read_step_log
 from inferometer.serving.synthetic import synthetic
 from inferometer.serving.trace import Trace
 from inferometer.specs.calibration import calibration
 from inferometer.specs.structs import Calibration
-from inferometer.validation.fit_steps import StepPredictor, compare_steps, fit_steps, from_result_to_result, own_times
+from inferometer.validation.fit_steps import StepPredictor, compare_steps, fit_steps
+from inferometer.validation.step_times import from_result_to_result, own_times
 
 Command = Callable[..., Ran]
 MODEL, GPU = "llama-3.1-8b", "h200"
@@ -246,6 +248,60 @@ def test_a_log_may_begin_in_the_middle_of_a_load(live: ModuleType) -> None:
     stamped = live.stamped("r8")
     fit = fit_steps(MODEL, GPU, msgspec.structs.replace(stamped, steps=stamped.steps[200:400]), LIVE)
     assert 150 < sum(one.steps for one in fit.classes.values()) < 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jump", [-3600.0, -30.0, 3600.0])
+def test_a_clock_that_was_set_is_no_stall(live: ModuleType, jump: float) -> None:
+    log = live.stamped("r8")
+    later = [step._replace(clock_s=step.clock_s + jump) for step in log.steps[2000:]]
+    moved = msgspec.structs.replace(log, steps=[*log.steps[:2000], *later])
+    plain, other = (compare_steps(MODEL, GPU, each, LIVE) for each in (log, moved))
+    for name, one in other.items():
+        assert one.before == pytest.approx(plain[name].before, abs=0.01), name
+        assert one.seconds == pytest.approx(plain[name].seconds, rel=0.01)
+
+
+@pytest.mark.slow
+def test_the_first_seconds_of_a_real_log_do_not_tell_a_factor(tmp_path: Path) -> None:
+    """Eleven whole seconds are too few to tell launches of prompts from others: decode × 1.19 was written."""
+    with gzip.open(ROOT / "benchmarks" / "data" / "h200_live" / "r8.log.gz", "rt", encoding="utf-8") as file:
+        lines = file.readlines()[:1980]
+    path = tmp_path / "server.log"
+    path.write_text("".join(lines), encoding="utf-8")
+    fit = fit_steps(MODEL, GPU, read_step_log([path]), LIVE)
+    assert fit.calibration == Calibration() and fit.objection()
+    assert fit.classes["decode"].note == "not corrected: the log's clock cannot tell; stamp its lines"
+
+
+@pytest.mark.slow
+def test_two_real_engines_in_one_log_are_as_one_alone(tmp_path: Path) -> None:
+    with gzip.open(ROOT / "benchmarks" / "data" / "h200_live" / "r8.log.gz", "rt", encoding="utf-8") as file:
+        lines = file.readlines()
+    ranks = [
+        [line.replace("EngineCore pid=983", f"EngineCore_DP{k} pid=98{k}").replace("Engine 000:", f"Engine 00{k}:")]
+        for line in lines
+        for k in (0, 1)
+    ]
+    alone, both = tmp_path / "one.log", tmp_path / "two.log"
+    alone.write_text("".join(lines), encoding="utf-8")
+    both.write_text("".join(line for rank in ranks for line in rank), encoding="utf-8")
+    one, two = (compare_steps(MODEL, GPU, read_step_log([path]), LIVE) for path in (alone, both))
+    assert two["mixed"].steps == 2 * one["mixed"].steps
+    for name in ("decode", "mixed"):
+        assert two[name].before == pytest.approx(one[name].before, abs=0.02), name
+
+
+@pytest.mark.slow
+def test_waits_alone_are_no_calibration(run: Command, tmp_path: Path) -> None:
+    """Ten milliseconds a step that no clock shows would have become a factor."""
+    steps = [step._replace(seconds=step.seconds + 0.01) for step in made_up(Calibration(), 60, 0.01).steps]
+    log, file = tmp_path / "server.log", tmp_path / "mine.toml"
+    log.write_text("\n".join(vllm_lines(steps[:120], 900_000, untimed=0.012, v26=False)), encoding="utf-8")
+    command = ("validate", MODEL, "--gpu", GPU, "--step-log", str(log))
+    assert any("only the wait" in warning for warning in run(*command, "--json").json["warnings"])
+    ran = run(*command, "--write-calibration", str(file), "--json")
+    assert ran.code == 1 and not file.exists() and "nothing can be fitted to waits alone" in ran.err
 
 
 def test_requests_of_other_rates(live: ModuleType) -> None:

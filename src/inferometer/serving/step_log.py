@@ -26,13 +26,14 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from os import PathLike
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from ..base.errors import BadFile
 from ..base.files import input_path
-from ..base.input_file import open_input
+from ..base.input_file import open_input, unreadable
+from .logged_step import FEW_PROMPTS, LoggedStep, LogReader, StepLog, alike
 from .metrics_page import (
     MetricsPage,
     ServerStatistics,
@@ -42,200 +43,15 @@ from .metrics_page import (
     read_pages,
     server_statistics,
 )
+from .vllm_log import VllmIterations, VllmStatistics, clock_seconds
 
 MAX_STEPS = 200_000  # that are kept of a log
-MOST = 1e6  # sequences or tokens of a step, and seconds
+MOST = 1e6  # tokens of a step, and seconds
+MOST_SEQS = 1e5
 MAX_LINE = 2**20  # bytes of one line; what is longer goes on in the next
 MAX_WITHOUT = 2**26  # bytes of a log in which there has to be a step
 MAX_PAGE_LINES = 5_000_000
-ALIKE = 0.1  # by which the sequences of two lines may differ so that steps between them are alike
-FEW_PROMPTS = 0.02  # of an interval's tokens: so few are no burden on its decode steps
-CLOCK_ERROR = 0.6  # s: two stamps of whole seconds differ by that much from what they mean, nearly always
-
-
-class LoggedStep(NamedTuple):
-    """One step, or the mean of some that are alike."""
-
-    prefill_tokens: float  # of prompts, computed in it
-    prefill_seqs: float
-    prefill_cached: float  # tokens of the same prompts that were there before
-    decode_seqs: float
-    decode_kv: float  # tokens in the KV cache of all sequences that decode; nan: only `kv_usage` is known
-    seconds: float
-    steps: int = 1
-    kv_usage: float = math.nan  # share of the KV cache in use
-    stream: str = ""  # which engine's, where every step of it is in the log; "" where some are not
-    ahead: float = 0.0  # s by which the host was free to launch it before the device was
-    thermal_state: float = 0.0  # how far the chip was throttled when it began
-    wait_s: float = math.nan  # for its result, once the next step was launched: all that some logs time
-    clock_s: float = math.nan  # when it came; in whole seconds, unless lines are stamped more finely
-    whole: bool = True  # whether `seconds` are its own, and no guess
-    uncertain_s: float = 0.0  # by which `seconds` may be off in all steps alike, as a standard deviation
-
-
-class StepLog(msgspec.Struct, kw_only=True):
-    """The steps of a log in their order."""
-
-    steps: list[LoggedStep]
-    kind: str  # "vLLM's iterations", …
-    engine: str = ""  # vllm, sglang; "" where the format does not say
-    source: str = ""
-    kv_cache_tokens: float = math.nan  # that the KV cache holds, where the log says it
-    notes: list[str] = []  # what should be known about it
-    server: ServerStatistics | None = None  # what it says of the server as a whole
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-
-class LogReader:
-    """Takes lines in; a subclass says which it knows: ``reader.take(line); reader.steps``"""
-
-    kind = engine = ""
-    marks: tuple[str, ...] = ()  # one of which a line of the format has
-
-    def __init__(self) -> None:
-        self.steps: list[LoggedStep] = []
-        self.kv_cache_tokens = math.nan
-        self.skipped = 0
-
-    def take(self, line: str) -> None:
-        """One line that has one of the marks."""
-        raise BadFile(f"{type(self).__name__} reads no lines")
-
-    def notes(self) -> list[str]:
-        """What should be known about the steps, once all lines are in."""
-        return []
-
-    def finish(self) -> None:
-        """All lines are in."""
-
-    def server(self) -> ServerStatistics:
-        """What the steps say of the server as a whole; of sizes only where every step is in the log."""
-        known = [step for step in self.steps if step.stream]
-        tokens = [step.prefill_tokens + step.decode_seqs for step in known]
-        usage = [step.kv_usage for step in self.steps if math.isfinite(step.kv_usage)]
-        if not usage and self.kv_cache_tokens > 0:
-            usage = [(step.decode_kv + step.prefill_cached) / self.kv_cache_tokens for step in known]
-        return ServerStatistics(
-            seconds=sum(step.seconds * step.steps for step in self.steps),
-            steps=float(len(known)) or math.nan,
-            tokens_per_step=sum(tokens) / len(tokens) if tokens else math.nan,
-            largest_step_tokens=max(tokens, default=math.nan),
-            kv_cache_usage=max(usage, default=math.nan),
-            kv_cache_tokens=self.kv_cache_tokens,
-        )
-
-
-# ------------------------------------------------------------------ vLLM
-
-_ITERATION = re.compile(
-    r"Iteration\((\d+)\): (\d+) context requests, (\d+) context tokens, (\d+) generation requests, "
-    r"(\d+) generation tokens, iteration elapsed time: ([\d.]+) ms( \(dummy\))?(?:, GPU KV cache usage: ([\d.]+)%)?"
-)
-_STATISTICS = re.compile(
-    r"Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
-    r"Running: (\d+) reqs, Waiting: (\d+) reqs.*?GPU KV cache usage: ([\d.]+)%"
-)
-_CAPACITY = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
-_EAGER = re.compile(r"enforce_eager['\"]?[=:] ?(True|False)")
-_BUDGET = re.compile(r"max_num_batched_tokens['\"]?[=:] ?(\d+)")
-_ENGINE = re.compile(r"Engine (\d+)|(?=Iteration)")
-_CLOCK = re.compile(r"\b(?:(\d\d)-(\d\d)[ T])?(\d\d):(\d\d):(\d\d(?:[.,]\d+)?)")
-
-
-class VllmIterations(LogReader):
-    """One line a step. What is timed is the wait for its result, which leaves out planning and launching."""
-
-    kind, engine = "vLLM's iterations", "vllm"
-    marks = ("Iteration(", "GPU KV cache size:", "Avg prompt throughput:", "enforce_eager", "max_num_batched_tokens")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enforce_eager: bool | None = None
-        self.max_num_batched_tokens = math.nan
-        self.kv_usage = math.nan
-        self.untimed_s = 0.0
-
-    def take(self, line: str) -> None:
-        """One line of the log."""
-        if capacity := _CAPACITY.search(line):
-            self.kv_cache_tokens = float(capacity.group(1).replace(",", ""))
-        elif statistics := _STATISTICS.search(line):
-            self.kv_usage = float(statistics.group(5)) / 100
-        elif "Iteration(" not in line:
-            if eager := _EAGER.search(line):
-                self.enforce_eager = eager.group(1) == "True"
-            if budget := _BUDGET.search(line):
-                self.max_num_batched_tokens = float(budget.group(1))
-        elif step := _ITERATION.search(line):
-            prompts, new, decoding = (float(step.group(k)) for k in (2, 3, 4))
-            seconds = float(step.group(6)) / 1e3
-            if step.group(7) or not seconds or not (new or decoding):
-                return
-            self.kv_usage = float(step.group(8)) / 100 if step.group(8) else self.kv_usage
-            engine, now = _ENGINE.search(line), clock_seconds(line)
-            stream = f"engine {engine.group(1) or 0}" if engine else "engine"
-            row = LoggedStep(new, prompts, 0.0, decoding, math.nan, seconds, 1, self.kv_usage, stream, clock_s=now)
-            self.steps.append(row)
-
-    def finish(self) -> None:
-        """Add to every step what the clock of the log shows and its timings leave out."""
-        if len({step.stream for step in self.steps}) > 1:
-            return  # whose clock it is cannot be said
-        timed = elapsed = error = 0.0
-        count = begin = 0
-        for end in range(1, len(self.steps) + 1):
-            if end < len(self.steps) and self.steps[end].decode_seqs:
-                continue  # without a pause
-            spell = self.steps[end - 1].clock_s - self.steps[begin].clock_s
-            if spell >= 10 * CLOCK_ERROR:
-                elapsed += spell
-                timed += sum(step.seconds for step in self.steps[begin + 1 : end])
-                count += end - 1 - begin
-                error = math.hypot(error, CLOCK_ERROR)
-            begin = end
-        if count and elapsed - timed > max(2 * error, 0.02 * elapsed):
-            self.untimed_s = (elapsed - timed) / count
-            more = self.untimed_s
-            self.steps = [step._replace(seconds=step.seconds + more, wait_s=step.seconds) for step in self.steps]
-
-    def server(self) -> ServerStatistics:
-        """What it was started with stands in its first lines."""
-        stated = {"enforce_eager": self.enforce_eager, "max_num_batched_tokens": self.max_num_batched_tokens}
-        return msgspec.structs.replace(super().server(), **stated)
-
-    def notes(self) -> list[str]:
-        """What was added."""
-        more = f"the log's clock shows {self.untimed_s * 1e3:.2f} ms a step more than its timings: they leave out "
-        return [more + "planning and launching, and this was added"] if self.untimed_s else []
-
-
-class VllmStatistics(LogReader):
-    """One line each 10 s. In a window without prompts every sequence has a token a step."""
-
-    kind, engine = "vLLM's lines of every 10 s", "vllm"
-    marks = ("Avg prompt throughput:", "GPU KV cache size:")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before: dict[str, float] = {}  # engine -> sequences that ran at the line before
-
-    def take(self, line: str) -> None:
-        """One line of the log."""
-        if capacity := _CAPACITY.search(line):
-            self.kv_cache_tokens = float(capacity.group(1).replace(",", ""))
-        elif line_of := _STATISTICS.search(line):
-            prompts, tokens, running, _, usage = (float(line_of.group(k)) for k in range(1, 6))
-            name = line[: line_of.start()].rpartition("Engine ")[2]
-            before, self.before[name] = self.before.get(name, 0.0), running
-            if not tokens or prompts > FEW_PROMPTS * tokens or not alike(before, running):
-                self.skipped += 1
-                return
-            running = (before + running) / 2
-            self.steps.append(
-                LoggedStep(0, 0, 0, running, math.nan, running / tokens, round(10 * tokens / running) or 1, usage / 100)
-            )
+HALF_A_MONTH = 15.5 * 86400  # s: clocks of logs have no years
 
 
 # ------------------------------------------------------------------ SGLang
@@ -376,6 +192,7 @@ class MetricsPages(LogReader):
 
     kind = "pages of /metrics"
     marks = ("vllm:", "sglang:")
+    repeats = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -420,25 +237,67 @@ READERS: tuple[type[LogReader], ...] = (
 )
 
 
-def alike(a: float, b: float) -> bool:
-    """Whether two numbers of sequences differ by little: ``alike(30, 32)``"""
-    return min(a, b) > 0 and abs(a - b) <= max(1.0, ALIKE * max(a, b))
-
-
-def clock_seconds(line: str) -> float:
-    """The time of day that a line begins with, in seconds of its month; nan if it has none."""
-    clock = _CLOCK.search(line[:80])
-    if clock is None:
-        return math.nan
-    _, day, hour, minute, second = (float((part or "0").replace(",", ".")) for part in clock.groups())
-    return ((day * 24 + hour) * 60 + minute) * 60 + second
-
-
 def log_lines(path: str | PathLike[str]) -> Iterator[str]:
     """The lines of a log, packed or not; bytes that are no text are replaced."""
-    with open_input(input_path(str(path))) as source:
-        for line in iter(lambda: source.file.readline(MAX_LINE), b""):
-            yield line.decode(errors="replace")
+    place = input_path(str(path))
+    with open_input(place) as source:
+        try:
+            for line in iter(lambda: source.file.readline(MAX_LINE), b""):
+                yield line.decode(errors="replace")
+        except OSError as error:  # the rest of a packed file is missing
+            raise unreadable(place, error) from None
+
+
+class LogParts:
+    """The parts of a log, one after the other into all readers: ``LogParts(readers).read("server.log.1")``"""
+
+    def __init__(self, readers: Sequence[LogReader]) -> None:
+        self.readers = readers
+        self.known: set[int] = set()  # lines of the parts so far, as hashes
+        self.repeated = 0
+        self.last = ("", math.nan)  # name and first moment of the part before
+        self.unfinished: BadFile | None = None  # what is wrong with a last line that may be half of one
+        self.notes: list[str] = []
+
+    def read(self, path: str | PathLike[str], is_only: bool = True) -> None:
+        """All lines of one part."""
+        unread, lines, begin = MAX_WITHOUT, set[int](), math.nan  # unread: in characters
+        for number, line in enumerate(log_lines(path), 1):
+            unread -= len(line)
+            takers = [each for each in self.readers if any(mark in line for mark in each.marks)]
+            if takers:
+                unread = MAX_WITHOUT
+                begin = begin if math.isfinite(begin) else clock_seconds(line)
+            if takers and not (is_only or all(each.repeats for each in takers)):
+                lines.add(hash(line))
+                if hash(line) in self.known:
+                    self.repeated += 1
+                    continue
+            for reader in takers:
+                self._take(reader, line, f"{path}, line {number}")
+            if unread < 0:
+                break
+            if any(len(each.steps) > MAX_STEPS for each in takers):
+                self.notes.append(f"only the first {MAX_STEPS:,} steps of the log were read")
+                break
+        self.known |= lines
+        self._in_order(str(path), begin)
+
+    def _take(self, reader: LogReader, line: str, where: str) -> None:
+        try:
+            reader.take(line)
+        except (BadFile, ValueError) as error:
+            why = error if isinstance(error, BadFile) else "a number of the step cannot be read"
+            wrong = BadFile(f"{where}: {why}")
+            if line.endswith("\n"):
+                raise wrong from None
+            self.unfinished = wrong  # the server may still be writing it
+
+    def _in_order(self, path: str, begin: float) -> None:
+        before, began = self.last
+        if (began - begin) % (2 * HALF_A_MONTH) < HALF_A_MONTH and began != begin:
+            self.notes.append(f"{path} begins before {before}: give the oldest part of a log first")
+        self.last = (path, begin)
 
 
 def read_step_log(paths: Sequence[str | PathLike[str]], needs_steps: bool = True) -> StepLog:
@@ -448,50 +307,50 @@ def read_step_log(paths: Sequence[str | PathLike[str]], needs_steps: bool = True
     """
     readers = [make() for make in READERS]
     source = ", ".join(str(path) for path in paths)
+    parts = LogParts(readers)
     for path in paths:
-        unread = MAX_WITHOUT  # characters
-        for number, line in enumerate(log_lines(path), 1):
-            unread -= len(line)
-            for reader in readers:
-                if any(mark in line for mark in reader.marks):
-                    _take(reader, line, f"{path}, line {number}")
-                    unread = MAX_WITHOUT
-            if unread < 0 or any(len(reader.steps) > MAX_STEPS for reader in readers):
-                break
+        parts.read(path, len(paths) == 1)
     for reader in readers:
         reader.finish()
     best = next((reader for reader in readers if reader.steps), None)
+    pages = next(each for each in readers if isinstance(each, MetricsPages)).pages
     if best is None and not needs_steps:
-        best = next((each for each in readers if isinstance(each, MetricsPages) and len(each.pages) > 1), None)
+        best = next((each for each in readers if isinstance(each, MetricsPages) and len(pages) > 1), None)
     if best is None:
-        skipped = sum(reader.skipped for reader in readers)
-        why = f" ({skipped:,} lines span several kinds of steps)" if skipped else ""
-        raise BadFile(
-            f"{source} has no steps{why}: a step log is a log of vLLM (of its iterations, or its lines of every 10 s) "
-            "or SGLang, Dynamo's forward-pass metrics as JSON lines, or pages of /metrics one after the other"
-        )
+        raise parts.unfinished or BadFile(_no_steps(source, len(pages), sum(each.skipped for each in readers)))
     if (number := next((k for k, step in enumerate(best.steps, 1) if not _is_possible(step)), 0)) > 0:
         raise BadFile(f"{source}, step {number}: no step of an engine has such numbers")
+    repeated = f"{parts.repeated:,} lines stand in two parts of the log: they are read once"
     return StepLog(
         steps=best.steps[:MAX_STEPS],
         kind=best.kind,
         engine=best.engine or ("sglang" if any(r.steps for r in readers if r.engine == "sglang") else ""),
         source=source,
         kv_cache_tokens=best.kv_cache_tokens,
-        notes=best.notes(),
+        notes=[*best.notes(), *parts.notes, *([repeated] if parts.repeated else [])],
+        objection=best.objection(),
         server=best.server(),
+    )
+
+
+def _no_steps(source: str, pages: int, skipped: int) -> str:
+    if pages == 1:
+        return f"{source} has one page of /metrics: steps need a second one, some seconds later, in the same file"
+    if pages:
+        return (
+            f"{source} has {pages:,} pages of /metrics, but never decode steps alone between two of them; they are "
+            "evidence for the diagnosis of measured requests"
+        )
+    why = f" ({skipped:,} lines span several kinds of steps)" if skipped else ""
+    return (
+        f"{source} has no steps{why}: a step log is a log of vLLM (of its iterations, or its lines of every 10 s) "
+        "or SGLang, Dynamo's forward-pass metrics as JSON lines, or pages of /metrics one after the other"
     )
 
 
 def _is_possible(step: LoggedStep) -> bool:
     """Whether its figures are those of some engine."""
-    counted = (step.prefill_tokens, step.prefill_seqs, step.prefill_cached, step.decode_seqs, step.seconds)
-    return all(0 <= number <= MOST for number in counted) and not (step.decode_kv < 0 or step.decode_kv > MOST**2)
-
-
-def _take(reader: LogReader, line: str, where: str) -> None:
-    try:
-        reader.take(line)
-    except (BadFile, ValueError) as error:
-        why = error if isinstance(error, BadFile) else "a number of the step cannot be read"
-        raise BadFile(f"{where}: {why}") from None
+    counted = (step.prefill_tokens, step.prefill_cached, step.seconds)
+    seqs = (step.prefill_seqs, step.decode_seqs)
+    possible = all(0 <= number <= MOST for number in counted) and all(0 <= number <= MOST_SEQS for number in seqs)
+    return possible and not (step.decode_kv < 0 or step.decode_kv > MOST**2)

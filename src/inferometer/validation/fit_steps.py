@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,23 +25,19 @@ from ..inference.memory import memory_table
 from ..inference.request import build_request
 from ..inference.workload import batch_shape_of
 from ..serving.engine_time import Throttle
+from ..serving.logged_step import LoggedStep, StepLog
 from ..serving.step_clock import StepBatch, StepClock
-from ..serving.step_log import LoggedStep, StepLog
 from ..specs.structs import Calibration
 from .fit_calibration import Trial
+from .step_times import LEAST, from_result_to_result, own_times, with_contexts
 
 CLASSES = ("decode", "eager", "prefill", "mixed")  # of steps, in the order in which their figures are fitted
-LEAST = 12  # steps of a class that a figure is fitted to; one of a log's lines may stand for many
 SEEN = 0.6  # share of a class's steps, the first ones, that figures are fitted to
 ROWS = 2000  # of a class that are looked at
 HOSTS = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)  # factors on the host's time that are tried first
 REFINED = 3  # times that the distance between two of them is cut to a third
 HOST_GAIN = 0.05  # share of the scatter that a factor on the host's time must take away
 HOST_BOUND = 1.05  # by which a host-bound step slows down, at least, where the host takes a tenth longer
-READY = 1e-4  # s of a wait for a result that was there before
-MOST_READY = 4  # steps in a row, the last of them waited for: where more are not, the host decides
-TICK_ERROR, HOST_SPREAD = 0.005, 0.15  # s; and share by which launches of two kinds are off differently
-ROUNDS = 30
 PURE = 0.3  # share of a mixed step's tokens that are prompts', from which on it tells a factor of theirs
 
 
@@ -66,9 +61,12 @@ class StepFit(NamedTuple):
     calibration: Calibration
     classes: dict[str, StepClass]
     warnings: tuple[str, ...] = ()
+    of_log: str = ""  # why nothing can be fitted to its log
 
     def objection(self) -> str:
         """Why it is not worth writing, '' if it is: the later part of some class must gain by it, and none lose."""
+        if self.of_log:
+            return "nothing can be fitted to waits alone"
         shown = [
             f"{name} {one.unseen_before:.1%} off before and {one.unseen:.1%} after"
             for name, one in self.classes.items()
@@ -116,11 +114,19 @@ class StepPredictor:
     def with_contexts(self, log: StepLog) -> list[LoggedStep]:
         """The steps, with what a log does not say of them: contexts, the host's time, and what those before left."""
         capacity = log.kv_cache_tokens if math.isfinite(log.kv_cache_tokens) else self.kv_capacity()
-        steps = list(_with_contexts(log.steps, capacity, self.request.plan.max_num_batched_tokens))
-        if any(math.isfinite(step.wait_s) for step in steps):
-            steps = from_result_to_result(steps, [self._host_seconds(step) for step in steps])
-            steps = own_times(steps, self.seconds(list(self._with_history(steps))))
-        return list(self._with_history(steps))
+        streams: dict[str, list[int]] = {}
+        for place, step in enumerate(log.steps):
+            streams.setdefault(step.stream, []).append(place)
+        known = list(log.steps)
+        for places in streams.values():  # each engine has its own cache, host and clocks
+            budget = self.request.plan.max_num_batched_tokens
+            steps = list(with_contexts([log.steps[place] for place in places], capacity, budget))
+            if any(math.isfinite(step.wait_s) for step in steps):
+                steps = from_result_to_result(steps, [self._host_seconds(step) for step in steps])
+                steps = own_times(steps, self.seconds(list(self._with_history(steps))))
+            for place, step in zip(places, self._with_history(steps), strict=True):
+                known[place] = step
+        return known
 
     def _host_seconds(self, step: LoggedStep) -> float:
         """Seconds that planning and launching the step keep the host busy."""
@@ -129,31 +135,29 @@ class StepPredictor:
         return cost.host_seconds(round(step.prefill_tokens), seqs * cost.tokens_per_decode, seqs + prompts)
 
     def _with_history(self, steps: Sequence[LoggedStep]) -> Iterator[LoggedStep]:
-        """What a step owes to those before it, in a log that has them all: see `serving.engine` and its `Throttle`.
+        """What a step owes to those of its engine before it, in a log that has them all: see `serving.engine`.
 
         Sequences decode in a step if it follows another one. The host launches it once that one is launched.
         """
         engine, cost = self.request.engine, self.clock.stages[0]
         looks_late = engine.results_after_launches and engine.async_scheduling
-        free: dict[str, float] = {}  # engine -> seconds of the step before after which the host was free
-        throttles: dict[str, Throttle] = {}
-        now = 0.0
+        throttle = Throttle(cost.throttle_after or 1.0)
+        free = now = 0.0  # free: seconds of the step before after which the host was free
         for step in steps:
             if not step.stream:
                 yield step
                 continue
-            ahead, late, hot = 0.0, 0.0, 0.0
-            if step.decode_seqs and looks_late:
-                ahead = free.get(step.stream, 0.0)
-            if not (step.decode_seqs or step.prefill_cached) or step.stream not in throttles:
-                throttles[step.stream] = Throttle(cost.throttle_after or 1.0)
+            late = hot = 0.0
+            ahead = free if step.decode_seqs and looks_late else 0.0
+            if not (step.decode_seqs or step.prefill_cached):
+                throttle = Throttle(cost.throttle_after or 1.0)
             if cost.throttle_after:
-                hot = throttles[step.stream].fraction_at(now)
+                hot = throttle.fraction_at(now)
                 share = step.prefill_tokens / (step.prefill_tokens + step.decode_seqs)
-                throttles[step.stream].add_load(now, step.seconds, share, hot)
+                throttle.add_load(now, step.seconds, share, hot)
             if step.prefill_tokens and looks_late:
                 late = min(max(0.0, self._host_seconds(step) - ahead), step.seconds)
-            free[step.stream] = step.seconds - late
+            free = step.seconds - late
             now += step.seconds
             yield step._replace(ahead=ahead, thermal_state=hot)
 
@@ -190,111 +194,6 @@ def _predicted(clock: StepClock, step: LoggedStep) -> float:
     return clock.step_ms(StepBatch(chunks, [max(1, round(context))] * decoding), **state) / 1e3
 
 
-# ------------------------------------------------------------------ what a log leaves out
-
-
-def _with_contexts(steps: Sequence[LoggedStep], capacity: float, token_budget: float) -> Iterator[LoggedStep]:
-    """Contexts, from the share of the KV cache in use where a log has no more.
-
-    vLLM before 0.26 says that share every 10 s. In between tokens are counted: those of prompts come in and one for
-    every sequence that decodes, and with a sequence that ends the mean context of all goes out.
-    """
-    usage, running = math.nan, 0.0
-    held = math.nan if not steps or steps[0].decode_seqs else 0.0
-    for step in steps:
-        if step.decode_seqs < running:
-            held *= step.decode_seqs / running
-        before, held = held, held + step.prefill_tokens + step.decode_seqs
-        goes_on = step.prefill_seqs > 0 and step.prefill_tokens + step.decode_seqs >= token_budget  # the last prompt
-        running = step.decode_seqs + step.prefill_seqs - goes_on
-        if math.isfinite(step.kv_usage) and not (step.stream and step.kv_usage == usage):
-            usage, held = step.kv_usage, step.kv_usage * capacity
-            before = held - step.prefill_tokens - step.prefill_cached
-        kv = step.decode_kv if math.isfinite(step.decode_kv) else before
-        yield step._replace(decode_kv=max(kv, step.decode_seqs) if math.isfinite(kv) else math.nan)
-
-
-def from_result_to_result(steps: Sequence[LoggedStep], host_seconds: Sequence[float]) -> list[LoggedStep]:
-    """Seconds of steps of which the log has the wait alone, and the clock in whole seconds.
-
-    vLLM plans and launches the step after this one, and only then waits for this one's result (`step_with_batch_queue`
-    of vllm/v1/engine/core.py): to the wait belongs what the *next* step keeps the host busy, least before one that
-    decodes. The clock's ticks say how much of it there is: two factors on the host's predicted time, one before steps
-    with prompts and one before others, which are alike unless the ticks say otherwise.
-    """
-    following = [*steps[1:], steps[-1]]
-    waits, clocks = (np.array([getattr(step, name) for step in steps]) for name in ("wait_s", "clock_s"))
-    is_prompt = np.array([step.prefill_tokens > 0 for step in following])
-    busy = np.array([*host_seconds[1:], host_seconds[-1]])
-    work = np.stack([np.where(is_prompt, 0.0, busy), np.where(is_prompt, busy, 0.0)], axis=1)
-    starts = np.flatnonzero([not step.decode_seqs for step in steps])  # after a pause, perhaps
-    if (clocks % 1 > 0).any():  # lines are stamped with more than seconds: that is when results came
-        gaps = np.diff(clocks, prepend=clocks[0])
-        return [
-            step._replace(seconds=float(gap), whole=gap > 0 and number not in starts)  # the first has none before it
-            for number, (step, gap) in enumerate(zip(steps, gaps, strict=True))
-        ]
-    lines, times = [], []
-    for begin, end in pairwise([0, *starts.tolist(), len(steps)]):
-        ticks = begin + 1 + np.flatnonzero(np.diff(clocks[begin:end]) > 0)  # each within a step
-        for i, j in pairwise(ticks.tolist()):
-            halves, between = [i, j], slice(i + 1, j)
-            lines.append(work[between].sum(axis=0) + work[halves].sum(axis=0) / 2)
-            times.append(clocks[j] - clocks[i] - waits[between].sum() - waits[halves].sum() / 2)
-    if len(lines) < LEAST:
-        return list(steps)
-    factors, errors = _host_factors(np.array(lines), np.array(times))
-    added = zip((work @ factors).tolist(), (work @ errors).tolist(), strict=True)
-    return [
-        step._replace(seconds=step.wait_s + more, uncertain_s=error, whole=number not in starts)
-        for number, (step, (more, error)) in enumerate(zip(steps, added, strict=True))
-    ]
-
-
-def _host_factors(work: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Robust least squares, and standard deviations: pauses are outliers, and factors that differ must be worth it."""
-    middle = float(np.median(times / work.sum(axis=1)))
-    factors: np.ndarray = np.full(2, middle)
-    prior = np.eye(2) / (HOST_SPREAD * middle) ** 2
-    for _ in range(ROUNDS):
-        off = np.abs(times - work @ factors)
-        noise = max(TICK_ERROR, 1.4826 * float(np.median(off)))
-        weights = np.minimum(1.0, 1.345 * noise / np.maximum(off, 1e-9)) / noise**2
-        right = work.T @ (weights * times) + prior.sum(axis=1) * middle
-        precision = work.T @ (weights[:, None] * work) + prior
-        factors = np.linalg.solve(precision, right)
-    return factors.clip(0.0), np.sqrt(np.diag(np.linalg.inv(precision)))
-
-
-def own_times(steps: Sequence[LoggedStep], predicted: np.ndarray) -> list[LoggedStep]:
-    """What each step takes itself, of seconds from one result to the next.
-
-    A result that is there at once came before its wait: the host was still launching the next step. So only from a
-    step that was waited for to the next such step times add up. Decode steps among them take what others do, and the
-    step with prompts the rest. Where the host is never waited for, what it does is what a step takes.
-    """
-    seconds = np.array([step.seconds for step in steps])
-    ready = np.array([step.wait_s <= READY for step in steps])
-    decode = np.array([step.whole and not step.prefill_tokens for step in steps])
-    known = decode & ~ready & ~np.roll(ready, 1) & np.isfinite(predicted)
-    typical = predicted * (float(np.median(seconds[known] / predicted[known])) if known.sum() >= LEAST else 1.0)
-    own, begin = list(steps), 0
-    for end in range(1, len(steps) + 1):
-        if end < len(steps) and ready[end - 1] and steps[end].decode_seqs:
-            continue
-        chain, begin = range(begin, end), end
-        prompts = [i for i in chain if steps[i].prefill_tokens]
-        if len(chain) == 1 or len(chain) > MOST_READY or not (prompts or known.sum()):
-            continue
-        rest = seconds[chain.start : end].sum() - sum(typical[i] for i in chain if i not in prompts)
-        for i in chain:
-            its = rest if i in prompts else typical[i]
-            whole = [i] == prompts and rest > 0 and all(steps[k].whole for k in chain)
-            error = sum(steps[k].uncertain_s for k in chain)
-            own[i] = steps[i]._replace(seconds=float(its if its > 0 else seconds[i]), whole=whole, uncertain_s=error)
-    return own
-
-
 def compare_steps(model: str, gpu: str, log: StepLog, plan: Mapping[str, Any]) -> dict[str, StepClass]:
     """How far predictions are off, by class of step: ``compare_steps("llama-3.1-8b", "h200", log, {})["decode"]``"""
     rows = _rows(StepPredictor(model, gpu, plan), log)
@@ -326,7 +225,7 @@ def fit_steps(model: str, gpu: str, log: StepLog, plan: Mapping[str, Any]) -> St
             unseen=_mean(errors[0], rows.weights, later) if later.any() else None,
             note=notes.get(name, ""),
         )
-    return StepFit(calibration, classes, tuple(log.notes))
+    return StepFit(calibration, classes, tuple(log.notes), log.objection)
 
 
 def described(fit: StepFit, log: StepLog, labels: Mapping[str, str]) -> Calibration:
@@ -364,8 +263,8 @@ def _rows(predictor: StepPredictor, log: StepLog) -> _Rows:
     valid = np.isfinite(predicted) & (predicted > 0)
     if not valid.any():
         raise BadValue(
-            f"{log.source} has no step that can be predicted: contexts are unknown (no share of the KV cache in its "
-            "lines), or sequences are longer than the model takes"
+            f"{log.source} has no step that can be predicted: sequences are longer than the model takes, or contexts "
+            "are unknown, as in a log of vLLM without its lines of every 10 s that say how full the KV cache is"
         )
     chosen = [step for step, keep in zip(chosen, valid, strict=True) if keep]
     kinds = kinds[kept][valid]
@@ -440,9 +339,8 @@ def _tried(
     value = _weighted_median(ratio[known & rows.seen], rows.weights[known & rows.seen])
     uncertain = float(np.mean(rows.uncertain[known]))
     if abs(math.log(value)) < 2 * uncertain:
-        notes[name] = (
-            f"not corrected: the log's clock says {value:.3f}, give or take {2 * uncertain:.1%}; stamp its lines"
-        )
+        says = f"says {value:.3f}, give or take {2 * uncertain:.1%}" if uncertain < 0.5 else "cannot tell"
+        notes[name] = f"not corrected: the log's clock {says}; stamp its lines"
         return made
     other = msgspec.structs.replace(made, **{figure: float(np.clip(value, 0.01, 100))})
     later = chosen & ~rows.seen
