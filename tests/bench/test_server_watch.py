@@ -157,6 +157,86 @@ def test_what_is_no_page_is_one_sentence(
         refused(run("validate", MODEL, "--gpu", GPU, "--url", url, "--watch", "1"), says)
 
 
+class Answers:
+    """A server that gives one answer after the other, the last one for ever; ``None`` is a page without an end."""
+
+    def __init__(self, pages: list[bytes]) -> None:
+        self.pages, self.door, self.heads = pages, socket.create_server(("127.0.0.1", 0)), list[bytes]()
+        self.url = f"http://127.0.0.1:{self.door.getsockname()[1]}"
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self.door.accept()
+                with connection:
+                    self.heads.append(connection.recv(10_000))
+                    page = self.pages.pop(0) if len(self.pages) > 1 else self.pages[0]
+                    status = b"200 OK" if page.startswith(b"vllm") else b"503 Service Unavailable"
+                    length = str(len(page)).encode()
+                    head = b"HTTP/1.1 %s\r\nContent-Length: %s\r\nConnection: close\r\n\r\n" % (status, length)
+                    connection.sendall(head + page)
+
+
+def counters(requests: int) -> bytes:
+    lines = [
+        f"vllm:request_success_total {requests}",
+        f"vllm:prompt_tokens_total {100 * requests}",
+        f"vllm:generation_tokens_total {10 * requests}",
+    ]
+    return "\n".join(lines).encode() + b"\n"
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds pass at once."""
+    clock = [0.0]
+    monkeypatch.setattr(server_watch, "now", lambda: clock[0])
+    monkeypatch.setattr(server_watch, "pause", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_server_that_misses_some_readings_is_still_watched() -> None:
+    """Half a page counts as none; the time is that until the last whole one."""
+    half = counters(150).splitlines()[0] + b"\n"
+    server = Answers([counters(0), b"busy", half, counters(100), b"busy"])
+    seen = server_watch.watch_server(server.url, 10.0).statistics
+    assert (seen.requests, seen.seconds) == (100, 6.0) and seen.prompt_tokens == 100
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize(
+    ("pages", "says"),
+    [
+        ([counters(0), b"busy"], "does not answer /metrics: HTTP 503: busy"),
+        (
+            [counters(0), counters(9).splitlines()[0] + b"\n"],
+            "/metrics lacks vllm:generation_tokens_total, which it had",
+        ),
+        ([counters(500), counters(40)], "was started again while it was watched"),
+    ],
+)
+def test_a_server_that_went_away_is_one_sentence(pages: list[bytes], says: str) -> None:
+    server = Answers(pages)
+    with pytest.raises(BadValue, match=says):
+        server_watch.watch_server(server.url, 60.0)
+
+
+def test_probes_that_were_not_alone_are_said() -> None:
+    assert server_watch.other_requests(0.0) == server_watch.other_requests(float("nan")) == ()
+    assert server_watch.other_requests(6.0)[0].startswith("6 other requests finished at the server while it was probed")
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_api_key_is_one_line_of_a_header(run: Command) -> None:
+    server = Answers([counters(0)])
+    refused(run("validate", MODEL, "--url", server.url, "--api-key", "a\nX-Other: b"), "--api-key must be one word")
+    refused(run("bench", "--base-url", server.url, "--model", MODEL, "--api-key", "clé"), "--api-key must be one word")
+    assert not server.heads, "nothing was sent"
+    refused(run("validate", MODEL, "--url", server.url, "--watch", "1", "--api-key", "sk-1\r\n"), "requests finished")
+    assert b"Authorization: Bearer sk-1\r\n" in server.heads[0], "a line break is the file's, not the key's"
+
+
 def test_an_address_that_is_none_names_its_flag(run: Command) -> None:
     refused(run("validate", MODEL, "--gpu", GPU, "--url", "ftp://x", "--watch", "1"), "--url must be an address")
 

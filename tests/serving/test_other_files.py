@@ -84,6 +84,15 @@ def test_vllm_summary_has_the_mean_lengths() -> None:
     assert trace.notes == ("the file has totals only: every request gets the mean lengths",)
 
 
+def test_no_more_requests_of_one_length_than_tell_the_rest(tmp_path: Path) -> None:
+    """Three lines of a file asked for 100 million requests, and took all memory."""
+    path = tmp_path / "run.json"
+    path.write_text('{"completed": 1e8, "total_input_tokens": 1e11, "total_output_tokens": 1.5e10, "mean_ttft_ms": 3}')
+    trace = read_trace(path)
+    assert len(trace) == 100_000 and (trace.input_tokens.mean(), trace.output_tokens.mean()) == (1000, 150)
+    assert trace.notes[0].endswith("every request gets the mean lengths, and 100,000 of 100,000,000 are simulated")
+
+
 @pytest.mark.parametrize(
     ("change", "arrival"),
     [
@@ -448,6 +457,11 @@ def test_parquet(tmp_path: Path) -> None:
         (
             b'{"completed": 0, "total_input_tokens": 0, "total_output_tokens": 0}',
             "`completed` must be a number at least 1 and at most 100,000,000, not 0",
+        ),
+        (ONE[:-1] + b', "mean_ttft_ms": -3}', "mean_ttft_ms must be a number of at least 0, not -3"),
+        (
+            ONE[:-1] + b', "mean_ttft_ms": 3, "input_lens": [5], "output_lens": [1], "ttfts": [-0.03]}',
+            "`ttfts[0]` must be a number at least 0",
         ),
         (b'{"benchmarks": []}', "has no completed requests"),
         (ONE[:-1] + b', "input_lens": [5], "output_lens": []}', "output_lens has 0 entries where input_lens has 1"),

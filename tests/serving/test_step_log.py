@@ -305,6 +305,17 @@ def test_a_server_that_was_started_again_says_nothing() -> None:
     assert np.isnan(seen.preemptions) and np.isnan(seen.requests) and not seen.metrics
 
 
+def test_a_quantile_in_the_first_bucket_or_the_last_is_not_known() -> None:
+    """vLLM's first bucket of times per token ends at 10 ms: a median of 7 was shown as 5.0."""
+    text = 'vllm:inter_token_latency_seconds_bucket{{le="{}"}} {}\n'.format
+    sums = "vllm:inter_token_latency_seconds_count {}\nvllm:inter_token_latency_seconds_sum {}\n".format
+    before = text("0.01", 0) + text("0.025", 0) + text("+Inf", 0) + sums(0, 0)
+    after = text("0.01", 80) + text("0.025", 98) + text("+Inf", 100) + sums(100, 0.7)
+    seen = server_statistics(read_metrics(before), read_metrics(after), 10.0).metrics
+    assert seen.keys() == {"mean_itl_ms", "p90_itl_ms"} and seen["mean_itl_ms"] == pytest.approx(7.0)
+    assert seen["p90_itl_ms"] == pytest.approx(10 + 15 * 10 / 18)
+
+
 def test_samples_have_the_mean_of_the_histogram() -> None:
     gained = distribution(read_metrics(FIRST), read_metrics(SECOND), "itl")
     drawn = gained._replace(total=4000 * 300.0, bounds=np.array([100.0, 1000.0, np.inf])).sample(

@@ -174,6 +174,25 @@ def test_counters_of_the_server_lead_and_rule_out() -> None:
     assert set(CAUSES) == set(FAULTS)
 
 
+def test_a_healthy_server_that_is_off_says_why_and_how_little_it_rests_on() -> None:
+    """It said healthy below "27% too short; up to 15% is usual", of a single request."""
+    one = synthetic(num_prompts=1, request_rate=6.0, input_len=200, output_len=40)
+    result = diagnosed(one, {"calibration": Calibration(prefill=1.1, decode=1.09, request=0.003)})
+    assert result.healthy and abs(result.errors["tpot"]) > result.tolerance["tpot"] > abs(result.left["tpot"])
+    page = diagnosis_page(result).terminal(200)
+    assert "with step times so, it predicts mean TTFT" in page and "! 1 request can hardly tell a fault from" in page
+
+
+@pytest.mark.slow
+def test_a_server_that_is_faster_than_predicted_is_another_one() -> None:
+    """Every cause makes one slower, so to list those that were tried says nothing."""
+    result = diagnosed(TALK, {"gpu": "h200:memory_bandwidth=9.6e12,flops.bf16=2e15"})
+    assert not result.healthy and not result.causes
+    assert any("is it this model, GPU, precision, engine and load" in note for note in result.notes)
+    assert "! the server is faster than predicted" in diagnosis_page(result).terminal(200)
+    assert not diagnosed(TALK, FAULTS["eager"]).notes
+
+
 @pytest.mark.slow
 def test_the_command_says_the_same_in_text_and_json(run: Command, tmp_path: Path) -> None:
     """Of a healthy server; docs/how-to/diagnose-a-server.md has the command with a fault."""
@@ -220,5 +239,5 @@ def test_pages_without_a_step_are_evidence(run: Command) -> None:
     assert made.healthy and "step_log" not in ran.json
     assert made.ruled_out["kv_cache"] == "its KV cache was 40.0% full and it preempted nothing"
     assert "token_budget" in made.tried, "vLLM's pages count whole prompts, not what a step computes"
-    refused(run(*plan, *pages), "has no steps")
+    refused(run(*plan, *pages), "16 pages of /metrics, but never decode steps alone between two of them")
     refused(run(*plan, *pages, "--num-gpu-blocks-override", "6144"), "--num-gpu-blocks-override needs --measured")

@@ -476,10 +476,12 @@ def test_pictures_of_little(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        ([], "validate needs --measured FILE, --step-log FILE, --memory FILE or several of them"),
+        ([], "validate needs --measured FILE, --step-log FILE, --memory FILE or several of them, or --url"),
         (["--memory", "kv.csv", "--plot", "x"], "--plot needs --measured FILE"),
         (["--measured", "none.csv"], "there is no such file"),
-        (["--measured", "plain.csv"], "has no measurements"),
+        (["--measured", "plain.csv"], "(ms); one of another name or unit is named with --columns ttft_s=NAME"),
+        (["--measured", "blank.csv"], "blank.csv has no measurements: TTFT, E2E are empty or 0 in every row"),
+        (["--probe"], "--probe needs --url"),
         (["--memory", "plain.csv"], "measured memory has Input_Tokens, Output_Tokens and some of Weights (MB)"),
         (
             ["--measured", "rows.csv", "--write-calibration", "a.toml", "--calibration", "b.toml"],
@@ -497,10 +499,71 @@ def test_bad_requests_are_one_sentence(
 ) -> None:
     (tmp_path / "plain.csv").write_text("input_tokens,output_tokens\n5,5\n")
     (tmp_path / "rows.csv").write_text("input_tokens,output_tokens,TTFT\n5,5,1\n")
+    (tmp_path / "blank.csv").write_text("input_tokens,output_tokens,TTFT,E2E\n5,5,,\n5,5,0,0\n")
     (tmp_path / "kv.csv").write_text(MEMORY)
     monkeypatch.chdir(tmp_path)
     ran = run("validate", MODEL, *args)
     assert ran.code == 2 and sentence in ran.err and ran.err.count("\n") == 1 and ran.out == ""
+
+
+ROWS = "arrival_s,input_tokens,output_tokens,TTFT,TPOT,E2E\n"
+
+
+@pytest.mark.parametrize(
+    ("times", "notes"),
+    [
+        ((8.0, 2.0, 70.0), []),
+        ((0.008, 0.002, 0.07), ["TTFT, TPOT, E2E are about 1,000 times shorter than predicted: if they are seconds"]),
+        ((8e3, 2e3, 7e4), ["about 1,000 times longer than predicted: if they are microseconds, say so with --columns"]),
+        (
+            (8.0, 0.002, 70.0),
+            [
+                "TPOT is about 1,000 times shorter than predicted: if they are seconds, say so with --columns tpot_s=",
+                "TTFT + TPOT × (output tokens - 1) is 0.115 times E2E in the median row",
+            ],
+        ),
+        ((8.0, 70.0 / 32, 8.0 + 31 * 70.0 / 32), []),
+    ],
+)
+def test_times_that_are_odd_are_said(
+    run: Command, tmp_path: Path, times: tuple[float, float, float], notes: list[str]
+) -> None:
+    cells = ",".join(f"{time:.6g}" for time in times)
+    path = tmp_path / "rows.csv"
+    path.write_text(ROWS + "".join(f"{k}.5,200,32,{cells}\n" for k in range(8)))
+    warnings = run("validate", MODEL, "--gpu", GPU, "--measured", str(path), "--json").json["warnings"]
+    assert len(warnings) == len(notes) and all(note in text for note, text in zip(notes, warnings, strict=True)), (
+        warnings
+    )
+
+
+def test_rows_without_times_and_rows_that_stand_twice_are_said(run: Command, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    plain = [f"{k}.5,200,32,{8 + k / 10:g},2,\n" for k in range(8)]
+    for rows, note in (
+        ([*plain, "9,200,32,,,\n", "9.5,200,32,,,\n"], "2 of 10 requests have no times: they are simulated, but not"),
+        ([row for row in plain for _ in (0, 1)], "8 rows of 16 repeat another one, down to its times"),
+    ):
+        path.write_text(ROWS + "".join(rows))
+        warnings = run("validate", MODEL, "--gpu", GPU, "--measured", str(path), "--json").json["warnings"]
+        assert len(warnings) == 1 and note in warnings[0]
+
+
+@pytest.mark.parametrize("option", ["--write-calibration", "--requests-out", "--output"])
+def test_what_is_read_is_not_replaced(
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("rows.csv")
+    path.write_text("input_tokens,output_tokens,TTFT,TPOT\n50,9,10,2\n500,9,20,2\n")
+    before = path.read_bytes()
+    ran = run("validate", MODEL, "--measured", "rows.csv", option, str(tmp_path / "rows.csv"))
+    assert ran.code == 2 and f"{option} would replace" in ran.err and path.read_bytes() == before
+    ran = run("validate", MODEL, "--measured", "rows.csv", "--write-calibration", "x", "--requests-out", "./x")
+    assert ran.code == 2 and "are both" in ran.err and not Path("x").exists()
+    assert run("validate", MODEL, "--measured", "rows.csv", option, MODEL).code in (0, 1), (
+        "the name of a model is no file"
+    )
 
 
 def test_a_calibration_needs_something_to_fit() -> None:

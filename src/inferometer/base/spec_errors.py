@@ -55,6 +55,8 @@ def _in_struct(data: Mapping[str, Any], shape: inspect.StructType, at: str) -> s
     types = {field.encode_name: field.type for field in msgspec.structs.fields(shape.cls)}
     for key, value in data.items():
         if key not in fields:
+            if not shape.cls.__struct_config__.forbid_unknown_fields:
+                continue  # keys of others
             near = nearest(str(key), fields)
             tail = f"did you mean {' or '.join(near)}?" if near else f"allowed: {', '.join(fields)}"
             return f"`{_below(at, key)}` is not known; {tail}"

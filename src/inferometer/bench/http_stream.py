@@ -18,7 +18,17 @@ from time import perf_counter
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from ..base.errors import BadValue
+
 MAX_PAGE = 2**26  # bytes of a plain page: /metrics of a large fleet has one or two MB
+
+
+def bearer(api_key: str | None) -> dict[str, str]:
+    """The header that carries an API key; a line break at its end, as files have it, is none of the key."""
+    key = (api_key or "").strip()
+    if not all("!" <= letter <= "~" for letter in key):
+        raise BadValue("`api_key` must be one word of ASCII letters, digits and signs")  # which is not repeated
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 class Refused(Exception):

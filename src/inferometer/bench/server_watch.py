@@ -16,11 +16,12 @@ import msgspec
 import numpy as np
 
 from ..base.errors import BadFile, BadValue
+from ..base.units import plural
 from ..serving.benchmark_files import BenchmarkRun
 from ..serving.metrics_page import MetricsPage, ServerStatistics, distribution, read_metrics, server_statistics
 from ..serving.trace import Trace, shared_blocks
 from ..serving.trace_formats import BLOCK
-from .http_stream import Broken, Refused, get
+from .http_stream import Broken, Refused, bearer, get
 from .load_generator import BenchTarget, LoadGenerator, server_root
 from .trace_replay import measured_trace, outcome_of_replies, planned_requests
 
@@ -30,6 +31,7 @@ MOST_REQUESTS = 1000  # that a simulation is given
 PROBES = (64, 256, 1024, 2048, 64, 256, 1024, 2048)  # tokens of their prompts
 PROBE_OUTPUT = 24
 PATIENCE = 10.0  # s for a page
+MOST_FAILED = 5  # readings in a row that may fail
 MOST_TOKENS = 1e8  # of a request
 
 
@@ -46,14 +48,22 @@ pause: Callable[[float], None] = time.sleep
 
 def watch_server(url: str, seconds: float, api_key: str | None = None) -> WatchedServer:
     """Read a server's pages for some seconds: ``watch_server("http://localhost:8000", 60).statistics.queue_ms``"""
-    headers = _headers(api_key)
+    headers = bearer(api_key)
     pages = [_page(url, headers)]
-    began = now()
-    end = began + seconds
+    began = last = now()
+    end, failed = began + seconds, 0
     while (left := end - now()) > 0:
         pause(min(EVERY, left))
-        pages.append(_page(url, headers))
-    statistics = _summed(pages, now() - began)
+        try:
+            pages.append(_next_page(url, headers, pages[0]))
+            last, failed = now(), 0
+        except BadValue:  # a busy server may miss some
+            failed += 1
+            if failed > MOST_FAILED or (now() >= end and len(pages) == 1):
+                raise
+    statistics = _summed(pages, last - began)
+    if pages[-1].value("requests") < pages[0].value("requests"):
+        raise BadValue(f"the server at {url} was started again while it was watched: its counters began at 0")
     if not statistics.requests >= LEAST_REQUESTS:
         count = int(statistics.requests) if statistics.requests > 0 else 0
         raise BadValue(
@@ -65,7 +75,7 @@ def watch_server(url: str, seconds: float, api_key: str | None = None) -> Watche
 
 def probe_server(url: str, model: str, api_key: str | None = None, timeout: float = 60.0) -> WatchedServer:
     """Send a few requests one after another: ``probe_server(url, "llama-3.1-8b").trace.measured``"""
-    headers = _headers(api_key)
+    headers = bearer(api_key)
     before, began = _page(url, headers), now()
     trace = Trace(input_tokens=np.array(PROBES), output_tokens=np.full(len(PROBES), PROBE_OUTPUT), source=url)
     requests = planned_requests(trace, text=True, seed=int(time.time()))
@@ -77,8 +87,18 @@ def probe_server(url: str, model: str, api_key: str | None = None, timeout: floa
     outcome = outcome_of_replies(sent, run.replies)
     if not outcome.done.any():
         raise BadValue(f"no probe was answered at {url}: {next(iter(outcome.rejected.values())).reason}")
-    probed = msgspec.structs.replace(measured_trace(sent, outcome, closed=True), at_client=True)
-    return WatchedServer(server_statistics(before, after, seconds), probed)
+    seen = server_statistics(before, after, seconds)
+    notes = other_requests(seen.requests - len(PROBES))
+    probed = msgspec.structs.replace(measured_trace(sent, outcome, closed=True), at_client=True, notes=notes)
+    return WatchedServer(seen, probed)
+
+
+def other_requests(count: float) -> tuple[str, ...]:
+    """What a probe says where it was not alone: ``other_requests(3.0)``"""
+    if not count >= 1:
+        return ()
+    many = plural(round(count), "other request")
+    return (f"{many} finished at the server while it was probed: probes share steps with them, so watch it instead",)
 
 
 def traffic_between(before: MetricsPage, after: MetricsPage, seen: ServerStatistics, seed: int = 0) -> Trace:
@@ -127,10 +147,6 @@ def _summed(pages: list[MetricsPage], seconds: float) -> ServerStatistics:
     )
 
 
-def _headers(api_key: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
-
-
 def _fetched(url: str, path: str, headers: Mapping[str, str]) -> bytes:
     async def fetch() -> bytes:
         async with asyncio.timeout(PATIENCE):
@@ -147,6 +163,14 @@ def _page(url: str, headers: Mapping[str, str]) -> MetricsPage:
         return read_metrics(_fetched(url, "/metrics", headers).decode(errors="replace"), f"{url}/metrics")
     except BadFile as error:
         raise BadValue(str(error)) from None
+
+
+def _next_page(url: str, headers: Mapping[str, str], first: MetricsPage) -> MetricsPage:
+    """A further reading, which has all that the first one had."""
+    page = _page(url, headers)
+    if lost := first.values.keys() - page.values.keys():
+        raise BadValue(f"{url}/metrics lacks {min(lost)}, which it had before")
+    return page
 
 
 def _served_name(url: str, model: str, headers: Mapping[str, str]) -> str:

@@ -191,13 +191,14 @@ def _driven(
     """Send everything; the load generator, and whether the run was cut short. What came is saved every few seconds."""
     import asyncio
 
+    from ..bench.http_stream import bearer
     from ..bench.load_generator import APIS, BenchTarget, LoadGenerator
     from ..bench.trace_replay import planned_requests, warm_ups
 
     if server.api not in APIS:
         raise UnknownName("`api`", server.api, APIS)
     check_positive("timeout", server.timeout, 1e6)
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    headers = bearer(api_key)
     name = server.served_model_name or model
     target = BenchTarget(base_url, name, server.api, server.timeout, headers, _extra(server.extra_body))
     prompts: dict[str, Any] = {"text": server.api == "chat" or server.prompt_text, "vocabulary": _vocabulary(model)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -123,6 +124,7 @@ class Command(HelpMixin):
             for use in server.flags:
                 if use.status in ("not modelled", "unknown"):
                     note(f"{use.flag} of the command is {use.status}{f': {use.note}' if use.note else ''}")
+        _check_outputs(ctx)
         code = function.__code__
         named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         if "form" in named:
@@ -373,6 +375,31 @@ def named(context: click.Context, option: click.Parameter, value: str | None) ->
     if value is not None and option.name in _DRAWN_BY:  # said before anything is computed
         require_library(option.opts[-1], _DRAWN_BY[option.name])
     return value
+
+
+def _check_outputs(context: click.Context) -> None:
+    """Refuse to replace a file that the same command reads, and to write two results into one file."""
+    given = {name: value for name, value in context.params.items() if isinstance(value, str | tuple)}
+    outputs = {option.name for option in context.command.params if getattr(option, "callback", None) is named}
+    for name in (name for name in given if name in outputs - {"tables"}):
+        path = _file_named(given[name])
+        for other in given if path and given[name] != "-" else ():
+            texts = given[other] if isinstance(given[other], tuple) else (given[other],)
+            if other == name or path not in map(_file_named, texts):
+                continue
+            if other in outputs:
+                raise BadValue(f"`{name}` and `{other}` are both {given[name]}: give each a file of its own")
+            if os.path.isfile(path):
+                raise BadValue(f"`{name}` would replace {given[name]}, which the command reads: give another name")
+
+
+def _file_named(text: Any) -> str:
+    """The one name of a file that is there or could be, "" for what is none: a folder, a device, a number."""
+    try:
+        path = os.path.realpath(os.path.expanduser(text))
+        return "" if os.path.exists(path) and not os.path.isfile(path) else path
+    except (OSError, TypeError, ValueError):
+        return ""
 
 
 def one_form(context: click.Context, option: click.Parameter, value: bool) -> bool:

@@ -124,8 +124,8 @@ def validate(
     """Replay measured requests, compare logged steps or watch a server, and report the prediction's error."""
     replay = {name: plan.pop(name, None) for name in _REPLAY}
     live = {name: plan.pop(name, None) for name in ("watch", "probe", "api_key")}
-    _check_questions(url or measured, memory, step_log, replay, plan)
     _check_server(url, measured, live, replay)
+    _check_questions(url or measured, memory, step_log, replay, plan)
     device = one_gpu("validate", gpu)
     result: dict[str, Any] = {"schema": "inferometer.validate/1"}
     parts: list[Any] = []
@@ -164,7 +164,7 @@ def _check_questions(
     measured: str | None, memory: str | None, step_log: tuple[str, ...], replay: dict[str, Any], plan: dict[str, Any]
 ) -> None:
     if measured is None and memory is None and not step_log:
-        raise BadValue("validate needs `measured` FILE, `step_log` FILE, `memory` FILE or several of them")
+        raise BadValue("validate needs `measured` FILE, `step_log` FILE, `memory` FILE or several of them, or `url`")
     if measured is not None and step_log and replay["write_calibration"] is not None:
         raise BadValue("`write_calibration` is fitted to `measured` FILE or to `step_log` FILE, not to both")
     if replay["force"] and replay["write_calibration"] is None:
@@ -278,6 +278,7 @@ def _one_run(
     from ..serving.metrics import metrics
     from ..serving.simulate import run_header
     from ..serving.traffic import file_name
+    from ..validation.measured_notes import measured_notes
     from ..validation.validate import measured_frontend, measured_latencies, measured_metrics
     from ..validation.validate import validate as compare
     from ..views.text.serving import header
@@ -296,6 +297,7 @@ def _one_run(
         return compare(model, gpu, measured=trace, max_concurrency=replay["max_concurrency"], **corrected)
 
     compared = simulated()
+    labels["warnings"] += measured_notes(compared)
     result |= labels | metrics(compared.outcome, goals) | {"goodput": goals or None}
     result |= {"errors": msgspec.to_builtins(compared.errors), "measured": measured_metrics(compared)}
     result |= {"figures": msgspec.to_builtins(compared.figures)}

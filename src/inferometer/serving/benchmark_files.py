@@ -22,6 +22,7 @@ NAN = float("nan")
 METRICS = ("ttft", "tpot", "itl", "e2el")
 SUMMARIES = ("mean", "median", "p90", "p99")
 RATES = ("request_throughput", "output_throughput")
+MOST_ALIKE = 100_000  # requests of one length that are simulated
 
 
 class BenchmarkRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +116,7 @@ def _bench_serve(data: Mapping[str, Any], where: str) -> Iterator[BenchmarkReque
         request_rate=rate,
         burstiness=result.burstiness,
         max_concurrency=int(result.max_concurrency) if result.max_concurrency else None,
-        metrics=_reported(data),
+        metrics=_reported(data, where),
     )
     if result.input_lens is None or result.output_lens is None:
         yield _of_means(run, result.completed, result.total_input_tokens, result.total_output_tokens, where, notes)
@@ -141,12 +142,12 @@ def _rate(result: BenchServeResult, where: str) -> tuple[float, tuple[str, ...]]
     return math.inf if rate is None or isinstance(rate, str) else rate, ()
 
 
-def _reported(result: Mapping[str, Any]) -> dict[str, float]:
+def _reported(result: Mapping[str, Any], where: str) -> dict[str, float]:
     """What it says of all requests, under the names of vLLM; SGLang's differ for the whole latency."""
     names = {f"{summary}_{metric}_ms": f"{summary}_{metric}_ms" for summary in SUMMARIES for metric in METRICS}
     names |= {f"{summary}_e2e_latency_ms": f"{summary}_e2el_ms" for summary in SUMMARIES}
     names |= {rate: rate for rate in RATES}
-    return {ours: float(result[key]) for key, ours in names.items() if _is_finite(result.get(key))}
+    return {ours: _number(result, key, where) for key, ours in names.items() if _is_finite(result.get(key))}
 
 
 def _details(result: BenchServeResult, where: str) -> tuple[Columns, np.ndarray]:
@@ -195,7 +196,7 @@ def _summaries(columns: Columns, gaps: np.ndarray | None = None) -> dict[str, fl
 class OneBatchResult(msgspec.Struct):
     """A batch that was computed at once, in seconds."""
 
-    batch_size: Requests
+    batch_size: Annotated[float, msgspec.Meta(ge=1, le=MOST_ALIKE)]
     input_len: Tokens
     output_len: Tokens
     prefill_latency: Time
@@ -312,10 +313,10 @@ def _genai_perf(summary: Mapping[str, Any], where: str) -> Iterator[BenchmarkReq
         figures = _inner(summary, key)
         for theirs, ours in zip(("avg", "p50", "p90", "p99"), SUMMARIES, strict=True):
             if _is_finite(figures.get(theirs)):
-                metrics[f"{ours}_{metric}_ms"] = float(figures[theirs])
+                metrics[f"{ours}_{metric}_ms"] = _number(figures, theirs, f"{where}: {key}")
     for key, ours in (("request_throughput", "request_throughput"), ("output_token_throughput", "output_throughput")):
         if _is_finite(_inner(summary, key).get("avg")):
-            metrics[ours] = float(_inner(summary, key)["avg"])
+            metrics[ours] = _number(_inner(summary, key), "avg", f"{where}: {key}")
     run = BenchmarkRun(
         tool="aiperf" if "was_cancelled" in summary or "loadgen" in config else "genai-perf",
         **_load(load.get("request_rate"), load.get("concurrency", 1)),  # 1 is the default of both
@@ -409,18 +410,22 @@ def _of_means(
 ) -> BenchmarkRequests:
     columns = _mean_lengths(requests, inputs, outputs, where)
     note = "the file has totals only: every request gets the mean lengths"
+    if len(columns["input_tokens"]) < int(requests):
+        note += f", and {MOST_ALIKE:,} of {int(requests):,} are simulated"
     return BenchmarkRequests(columns, run, (*notes, note))
 
 
 def _mean_lengths(requests: float, inputs: float, outputs: float, where: str) -> Columns:
-    """Requests of the mean lengths, whole tokens, with the totals kept."""
+    """Requests of the mean lengths, whole tokens, with the totals kept; no more of them than tell the rest."""
     count = int(requests)
     if not 1 <= count <= 1e8 or not count <= inputs <= MAX_TOKENS * count or not 0 <= outputs <= MAX_TOKENS * count:
         raise BadFile(f"{where}: {count:,} requests with {inputs:,.0f} and {outputs:,.0f} tokens are not a valid run")
 
+    kept = min(count, MOST_ALIKE)
+
     def dealt(total: float) -> np.ndarray:
-        tokens = round(total)
-        return tokens // count + (np.arange(count) < tokens % count)
+        tokens = round(total * kept / count)
+        return tokens // kept + (np.arange(kept) < tokens % kept)
 
     return {"input_tokens": dealt(inputs), "output_tokens": dealt(outputs)}
 

@@ -97,6 +97,14 @@ class MetricHistogram(NamedTuple):
         below = np.cumsum(self.counts)
         return float(np.interp(share * below[-1], np.concatenate([[0.0], below]), np.concatenate([[0.0], finite])))
 
+    def resolves(self, share: float) -> bool:
+        """Whether a quantile lies between two bounds: in the first bucket and the last it could be anything."""
+        below = np.cumsum(self.counts)
+        if not self.number > 0 or not len(below):
+            return False
+        at = int(np.searchsorted(below, share * below[-1]))
+        return 0 < at < len(below) and bool(np.isfinite(self.bounds[at]))
+
     def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """So many whole values with this distribution and its mean, at least 1 each."""
         shares = (np.arange(count) + rng.random(count)) / count
@@ -258,7 +266,7 @@ def server_statistics(before: MetricsPage, after: MetricsPage, seconds: float) -
 
 
 def _summaries(seen: MetricHistogram, metric: str) -> Mapping[str, float]:
-    figures = (seen.mean, *(seen.quantile(share) for share in (0.5, 0.9, 0.99)))
+    figures = (seen.mean, *(seen.quantile(share) if seen.resolves(share) else math.nan for share in (0.5, 0.9, 0.99)))
     return {f"{name}_{metric}_ms": value * 1e3 for name, value in zip(SUMMARIES, figures, strict=True)}
 
 

@@ -38,6 +38,7 @@ LEAST_GAP_OF_FIGURES = 0.08  # the same where only figures of a run are known: i
 REFINED = 4  # levels that are tried between the best one and its neighbours, of the causes that are nearest
 NEAREST = 4  # causes whose levels are refined, and whose step times are simulated again
 ALIKE, ALIKE_GAP = 0.15, 0.01  # by which gaps of two causes differ that latency cannot tell apart
+FEW = 6  # requests, fewer than which are hardly evidence
 USUAL_ERROR = {"ttft": 0.15, "tpot": 0.07}  # where no band of measured runs is known
 
 
@@ -67,6 +68,8 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     tried: list[str]  # causes that were put into the simulation
     ruled_out: dict[str, str] = {}  # cause -> which counter contradicts it
     step_times: dict[str, float] = {}  # usual errors that fit best: logarithms of prefill, decode, host; request in s
+    left: dict[str, float] = {}  # metric -> error of the predicted mean with those, and with the causes
+    notes: list[str] = []  # what speaks against believing it
 
 
 class TriedCause(NamedTuple):
@@ -119,6 +122,7 @@ def diagnose(
     last = chosen[-1]
     left = mean_errors(last.validation)
     near = all(abs(error) <= limits.get(metric, math.inf) for metric, error in left.items())
+    notes = [*_few_requests(before), *(_faster(mean_errors(before), limits) if len(chosen) == 1 and not near else ())]
     return Diagnosis(
         healthy=len(chosen) == 1 and near,
         gap=first.gap,
@@ -133,7 +137,24 @@ def diagnose(
         tried=[kind.name for kind in open_kinds],
         ruled_out={kind.name: kind.contradicted for kind in kinds if kind.contradicted},
         step_times={name: error for name, error in last.errors.items() if error},
+        left=left,
+        notes=notes,
     )
+
+
+def _few_requests(before: Validation) -> list[str]:
+    count = max((one.requests for one in before.errors.values()), default=FEW)
+    return [f"{plural(count, 'request')} can hardly tell a fault from chance"] if count < FEW else []
+
+
+def _faster(errors: Mapping[str, float], limits: Mapping[str, float]) -> list[str]:
+    """All causes make a server slower."""
+    if not errors or not all(error > limits[metric] for metric, error in errors.items()):
+        return []
+    return [
+        "the server is faster than predicted, and every cause makes one slower: is it this model, GPU, precision, "
+        "engine and load, and are its times in ms?"
+    ]
 
 
 # ------------------------------------------------------------------ errors of means, signatures

@@ -28,7 +28,7 @@ from ..serving.outcome import Outcome
 from ..serving.simulate import simulate
 from ..serving.trace import Trace, check_measured, read_trace
 from ..serving.trace_formats import shorten
-from ..specs.arguments import check_names, signature
+from ..specs.arguments import check_names, flag, signature
 from ..specs.command_args import ServingArgs
 from ..specs.keywords import SimulateKwargs
 
@@ -113,8 +113,11 @@ def validate(
     if measured is None:
         raise BadValue("`validate` needs `measured`: a file, or what `read_trace` made of one")
     trace = measured if isinstance(measured, Trace) else read_trace(measured, columns=columns, run=run)
-    options: dict[str, Any] = {"frontend": measured_frontend(trace), **kwargs}
     load = trace.run
+    if not any((times > 0).any() for times in measured_latencies(trace).values()) and not (load and load.metrics):
+        names = ", ".join(trace.measured)
+        raise BadFile(f"{trace.source} has no measurements: {names} are empty or 0 in every row")
+    options: dict[str, Any] = {"frontend": measured_frontend(trace), **kwargs}
     if load is not None and options.get("max_concurrency") is None:
         options["max_concurrency"] = load.max_concurrency
         if load.closed_loop:  # moments follow from the answers
@@ -167,8 +170,13 @@ def measured_latencies(trace: Trace) -> dict[str, np.ndarray]:
             times["tpot"] = (times["e2el"] - times["ttft"]) / gaps
         elif "e2el" not in times and {"ttft", "tpot"} <= set(times):
             times["e2el"] = times["ttft"] + np.where(gaps > 0, times["tpot"] * gaps, 0.0)
-    if not times and (trace.run is None or not trace.run.metrics):
-        raise BadFile(f"{trace.source} has no measurements: at least one of the columns TTFT, TPOT, E2E (ms)")
+    if not times and trace.run is not None and not trace.run.metrics:
+        raise BadFile(f"{trace.source} has no measurements: none of mean_ttft_ms, mean_tpot_ms, p99_ttft_ms and so on")
+    if not times and trace.run is None:
+        raise BadFile(
+            f"{trace.source} has no measurements: at least one of the columns TTFT, TPOT, E2E (ms); one of another "
+            f"name or unit is named with {flag('columns')} ttft_s=NAME"
+        )
     if "tpot" in times:  # an output of one token has none, whatever the file says
         times["tpot"] = np.where(gaps > 0, times["tpot"], np.nan)
     return {metric: times[metric] for metric in MEASURED if metric in times}

@@ -78,13 +78,13 @@ def diagnosis_page(made: Diagnosis) -> Page:
     near = all(abs(error) <= made.tolerance[metric] for metric, error in made.errors.items())
     if made.healthy:
         verdict = Paragraph("✓ healthy: as near to the prediction as measured servers usually are", style="bold green")
-        return Page([verdict, *off, *_step_times(made)])
+        return Page([verdict, *off, *_step_times(made), *_left(made), *_notes(made)])
     if not made.causes:
         verdict = Paragraph(
             f"✗ not as predicted, and none of {plural(len(made.tried), 'cause')} explains it", style="bold yellow"
         )
         tried = Paragraph(f"tried: {', '.join(CAUSES.get(name, name) for name in made.tried)}", style="dim")
-        return Page([verdict, *off, tried, *_step_times(made), *_ruled_out(made)])
+        return Page([verdict, *off, tried, *_step_times(made), *_ruled_out(made), *_notes(made)])
     first = made.causes[0].title
     verdict = (
         Paragraph(f"! mean latencies are as predicted, but: {first}", style="bold yellow")
@@ -101,13 +101,28 @@ def diagnosis_page(made: Diagnosis) -> Page:
         parts += [Paragraph(f"· {sentence}") for sentence in cause.evidence]
         parts += [Paragraph(f"explains about as much: {title}", style="dim") for title in cause.alike]
         parts += [Paragraph(f"→ {cause.remedy}", style="green")] if cause.remedy else []
-    return Page([*parts, *_step_times(made), *_ruled_out(made)])
+    return Page([*parts, *_step_times(made), *_ruled_out(made), *_notes(made)])
 
 
 def _off(metric: str, error: float, tolerance: float) -> str:
     """``_off("ttft", -0.2, 0.1)  # 'mean TTFT is predicted 20.0% too short; up to 10.0% is usual'``"""
     side = "short" if error < 0 else "long"
     return f"mean {metric.upper()} is predicted {percent(abs(error))} too {side}; up to {percent(tolerance)} is usual"
+
+
+def _left(made: Diagnosis) -> list[Part]:
+    """Why a server is healthy whose means are off by more than usual: its step times are off by no more."""
+    if all(abs(error) <= made.tolerance[metric] for metric, error in made.errors.items()):
+        return []
+    left = [
+        f"mean {metric.upper()} {percent(abs(error))} too {'short' if error < 0 else 'long'}"
+        for metric, error in made.left.items()
+    ]
+    return [Paragraph(f"with step times so, it predicts {', '.join(left)}", style="dim")] if left else []
+
+
+def _notes(made: Diagnosis) -> list[Part]:
+    return [Paragraph(f"! {note}", style="yellow") for note in made.notes]
 
 
 def _ruled_out(made: Diagnosis) -> list[Part]:
