@@ -107,6 +107,24 @@ def test_tokens_are_out_when_the_clock_is_there() -> None:
     assert same.num_tokens == 6 and same.finished_s == pytest.approx(request.finished_s)
 
 
+def test_a_clock_that_comes_late_does_not_delay_what_is_over() -> None:
+    """While a longer one goes on: the time of its last token is then when it came, not when the clock looked."""
+    fleet = fleet_for(synthetic(num_prompts=1, input_len=100, output_len=6))
+    short, longer = (fleet.submit(0.0, Content(100), tokens) for tokens in (6, 60))
+    assert short is not None and longer is not None
+    fleet.advance(1e3)
+    assert short.last_token_s == short.finished_s < longer.last_token_s == longer.finished_s
+
+
+def test_the_shortest_sequences_are_looked_up_ahead() -> None:
+    fleet = fleet_for(synthetic(num_prompts=1, input_len=1, output_len=1), max_model_len=2)
+    fleet.warm_up()
+    request = fleet.submit(0.0, Content(1), 1)
+    assert request is not None
+    drain(fleet, fleet.due())
+    assert request.num_tokens == 1
+
+
 def test_requests_that_leave_give_everything_back() -> None:
     """In the inbox, in the queue, in mid-prompt and while decoding; rows are used again and again."""
     trace = synthetic(num_prompts=4, input_len=600, output_len=50)

@@ -93,9 +93,11 @@ def test_a_batch_has_several_forms() -> None:
         {"prefills": [(512, 128)], "decodes": [1000, 3000]},
         ([(512, 128)], np.array([1000, 3000])),
         ([(512, 128)], [1000, 3000], 1),
+        (np.array([[512, 128]]), np.array([1000, 3000])),
+        (iter([(512, 128)]), [1000, 3000]),
     ):
         assert clock.step_ms(batch) == expected
-    assert clock.step_ms(([], [])) == clock.step_ms({}) == 0.0
+    assert clock.step_ms(([], [])) == clock.step_ms({}) == clock.step_ms((np.empty((0, 2), int), [])) == 0.0
     assert clock.step_ms(([(512, 128)], [], 0)) < clock.step_ms(([(512, 128)], [], 1))  # no logits
 
 
@@ -118,6 +120,21 @@ def test_a_batch_has_several_forms() -> None:
 def test_what_is_no_batch_is_one_sentence(batch: Any) -> None:
     with pytest.raises(BadValue, match=r"a batch is \(prefills, decodes\).*131,072 tokens"):
         clock_of().step_ms(batch)
+
+
+@pytest.mark.parametrize("batch", [([], []), ([], [100]), ([(100, 0)], [])])
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ({"ahed": 1.0}, "not ahed"),
+        ({"ahead": float("nan")}, "ahead must be a number of seconds, not nan"),
+        ({"thermal_state": 2}, "thermal_state must be a number from 0 to 1, not 2"),
+        ({"thermal_state": "hot"}, "thermal_state must be a number from 0 to 1, not 'hot'"),
+    ],
+)
+def test_what_is_no_state_is_refused_with_every_batch(batch: Any, state: Any, says: str) -> None:
+    with pytest.raises(BadValue, match=says):
+        clock_of().step_ms(batch, **state)
 
 
 def test_plans_without_steps_are_refused() -> None:
@@ -297,6 +314,24 @@ def test_llm_ds_formulas_come_near_the_clock() -> None:
     for running in (1, 64):
         factor = 1 + (keys["time-factor-under-load"] - 1) * (running - 1) / 63
         assert between * factor == pytest.approx(clock.step_ms(([], [2112] * running)) / 1e3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ({"input_len": 0}, "input_len must be a whole number from 1 to 131,072, not 0"),
+        ({"input_len": 10.5}, "input_len must be a whole number"),
+        ({"input_len": "long"}, "input_len must be a whole number"),
+        ({"max_num_seqs": -1}, "max_num_seqs must be a whole number"),
+        ({"input_len": 131_072}, "together"),
+    ],
+)
+def test_sizes_that_no_request_has_are_refused(sizes: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadValue, match=says):
+        llm_d_latencies(clock_of(), **sizes)
+    if "max_num_seqs" in sizes:
+        with pytest.raises(BadValue, match=says):
+            dynamo_profile(clock_of(), **sizes)
 
 
 def test_dynamos_mocker_comes_near_the_clock_between_its_points() -> None:

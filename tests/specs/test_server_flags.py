@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from inferometer.specs.arguments import arguments
 from inferometer.specs.command_args import ServingArgs
+from inferometer.specs.manifest_yaml import read_yaml
 from inferometer.specs.plan_args import PlanArgs
-from inferometer.specs.server_command import is_server_command, read_yaml, server_launch, split_command
+from inferometer.specs.server_command import is_server_command, server_launch, split_command
 from inferometer.specs.server_flags import flag_table, known_flags, server_command
 
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -41,6 +42,17 @@ COMMANDS: dict[str, dict[str, Any]] = {
     },
     "vllm serve m/x --compilation-config.cudagraph_mode NONE": {"max_cudagraph_capture_size": 0},
     "MODEL=m/x; python3 -m vllm.entrypoints.openai.api_server --model $MODEL -pp 2": {"pipeline_parallel_size": 2},
+    "export TP=; vllm serve ${MODEL:-m/x} -tp ${TP:-2} --max-model-len ${LEN-${MOST:-4096}} ${MORE:-}": {
+        "tensor_parallel_size": 2,
+        "max_model_len": 4096,
+    },
+    "EXTRA='-tp 2 --enforce-eager'; ORG=m; NAME=$ORG/x; vllm serve $NAME $EXTRA": {
+        "tensor_parallel_size": 2,
+        "max_cudagraph_capture_size": 0,
+    },
+    """vllm serve m/x --compilation-config '{"cudagraph_capture_sizes": "512"}'""": {"max_cudagraph_capture_size": 512},
+    "echo 'this is vllm serve' && vllm serve m/x": {},
+    "docker run vllm/vllm-openai:v0.25.1 serve m/x": {"engine": "vllm@0.25"},
     "python -m sglang.launch_server --model m/x --tp 8 --dp 4 --enable-dp-attention --max-running-requests 256": {
         "tensor_parallel_size": 2,
         "data_parallel_size": 4,
@@ -91,6 +103,7 @@ def test_flags_are_understood_without_effect_not_modelled_or_unknown() -> None:
     }
     command = server_command("vllm serve m/x --api-key secret --tensr-parallel-size 2")
     assert "--tensor-parallel-size" in command.flags[1].note and "secret" not in str(command)
+    assert "secret" not in str(server_command("VLLM_API_KEY=secret vllm serve m/x").flags)
     assert status("vllm serve deepseek-ai/DeepSeek-R1 --quantization fp8")["--quantization"] == "no effect"
     assert status("sglang serve --model-path m/x --tp 2 --enable-dp-attention")["--enable-dp-attention"] == "no effect"
 
@@ -174,7 +187,15 @@ def test_other_commands_take_one_too(run: Callable[..., Ran]) -> None:
 
 def test_bad_commands_are_sentences(run: Callable[..., Ran]) -> None:
     refused(run("analyze", "vllm serve --port 8000"), "names no model")
-    refused(run("analyze", "vllm serve m/x --max-num-seqs many"), "--max-num-seqs")
+    refused(run("analyze", "vllm serve m/x --max-num-seqs many"), "--max-num-seqs of the command takes a whole number")
+    refused(run("analyze", "vllm serve m/x --gpu-memory-utilization 90%"), "takes a number, not '90%'")
+    refused(run("analyze", "vllm serve m/x -tp $(nvidia-smi | wc -l)"), "is '$(nvidia-smi | wc -l)', which the command")
+    refused(run("analyze", "vllm serve $MODEL"), "model is '$MODEL', which the command does not set")
+    refused(run("analyze", "vllm serve m/x --speculative-config"), "--speculative-config of the command needs a value")
+    refused(run("analyze", "vllm serv Qwen/Qwen3-8B"), "no server is started by 'vllm serv Qwen/Qwen3-8B'")
+    refused(run("analyze", "serve Qwen/Qwen3-8B"), "serve Qwen/Qwen3-8B")
+    refused(run("analyze", "trtllm-serve disaggregated -c x.yaml"), "no server is started by")
+    refused(run("analyze", "docker run vllm/vllm-openai:v0.25.1 bash"), "no server is started by")
     refused(run("analyze", "vllm serve m/x --speculative-config nothing"), "JSON object")
     refused(run("analyze", "nowhere.yaml"), "no file")
     refused(run("analyze", "vllm serve m/x --kv-cache-dtype"), "--kv-cache-dtype of the command needs a value")
@@ -189,7 +210,12 @@ def test_bad_commands_are_sentences(run: Callable[..., Ran]) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a: " + "[" * 50_000, "nested too deeply"),
+        ("a: " + "[" * 50_000, "the bracket in"),
+        ("a: " + "[" * 50_000 + "]" * 50_000, "nested too deeply"),
+        ("a: 'b\nc: d\n", "the quote in"),
+        ("args: [--model, {{ .Values.model }}]\n", "template of Helm"),
+        ("a" + " " * 100_000 + "b\n", "no container"),
+        ("a: [\n" + "  b,\n" * 100_000 + "]\n", "no container"),
         ("".join(" " * k + "a:\n" for k in range(1500)), "nested too deeply"),
         ("a0: &a0\n  - x\n" + "".join(f"a{k}: &a{k}\n" + f"  - *a{k - 1}\n" * 9 for k in range(1, 12)), "no container"),
         ("a: [b, }]\n", "no container"),
@@ -271,3 +297,108 @@ def test_published_commands_parse(shared: Path) -> None:
         command = server_command(text)
         assert command.model and command.engine in ENGINES
         assert not [use for use in command.flags if use.status == "unknown"], text
+
+
+IMAGE = "vllm/vllm-openai:v0.25.1"
+MANIFESTS = {  # containers of a pod, or a whole Compose file; each serves m/x on two GPUs
+    "a bracket closed below its key": """
+  - args: [
+      "--model", "m/x", # the model
+      "-tp", "2"
+    ]
+""",
+    "brackets in quotes": """
+  - args: ["--model", "m/x",
+      "--chat-template", "a]]",
+      "-tp", "2"]
+""",
+    "as kubectl writes a script": r"""
+  - command: [sh, -c]
+    args:
+    - "set -e\nvllm serve m/x \\\n  -tp
+      2 --dtype\
+      \ auto\n"
+""",
+    "doubled quotes": "\n  - args:\n    - --model\n    - m/x\n    - '--tokenizer=it''s'\n    - -tp\n    - '2'\n",
+    "an item with an anchor": "\n  - args:\n    - --model\n    - &m m/x\n    - --tokenizer\n    - *m\n    - -tp=2\n",
+    "an alias in a list": "\n  - env: &tp 2\n    args: [--model, m/x, -tp, *tp]\n",
+    "commas in quotes": """
+  - env: [{name: A, value: ', '}, {name: B, value: 2}]
+    args: [--model, m/x, -tp, $(B)]
+""",
+    "variables of variables": """
+  - env:
+    - name: ORG
+      value: m
+    - name: M
+      value: $(ORG)/x
+    args: [--model, $(M), -tp=2]
+""",
+    "a worker before the server": f"""
+  - command: [sh, -c, 'multi-node-serving.sh worker --ray_address=$(A)']
+    image: {IMAGE}
+  - command: [sh, -c, 'multi-node-serving.sh leader; vllm serve m/x -tp 2']
+""",
+    "two merged mappings": f"""x: &x
+  image: {IMAGE}
+y: &y
+  command: --model m/x -tp 2
+services:
+  v:
+    <<: [*x, *y]
+""",
+    "defaults of Compose": """services:
+  v:
+    image: vllm/vllm-openai:${TAG:-v0.25.1}
+    command: --model ${MODEL:-m/x} --tensor-parallel-size ${TP-2}
+""",
+    "a dollar that Compose keeps": f"""services:
+  v:
+    image: {IMAGE}
+    environment:
+      M: m/x
+      N:
+    command: sh -c "vllm serve $$M -tp 2"
+""",
+}
+
+
+@pytest.mark.parametrize("text", MANIFESTS.values(), ids=MANIFESTS.keys())
+def test_manifests_as_people_write_them(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.yaml"
+    pod = f"spec:\n  containers:{text}    image: {IMAGE}\n"
+    path.write_text(pod if text.startswith("\n") else text)
+    command = server_command(str(path))
+    assert (command.model, command.arguments["tensor_parallel_size"], command.engine) == ("m/x", 2, "vllm")
+    assert not [use for use in command.flags if use.status == "unknown"]
+
+
+def test_the_flags_of_a_configuration_file_are_read(tmp_path: Path) -> None:
+    """What the command itself says wins; without the file, the flag is not said to have no effect."""
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "model: m/x\ntensor-parallel-size: 4\nmax_model_len: 8192\nenforce-eager: true\nasync-scheduling: false\n"
+        "speculative-config:\n  method: ngram\n  num_speculative_tokens: 4\n"
+    )
+    command = server_command(f"vllm serve --config {config} -tp 2")
+    assert command.model == "m/x" and command.arguments == {
+        "engine": "vllm",
+        "tensor_parallel_size": 2,
+        "max_model_len": 8192,
+        "max_cudagraph_capture_size": 0,
+        "speculative_config": '{"method": "ngram", "num_speculative_tokens": 4}',
+    }
+    assert server_command(f"vllm serve m/y --config {config}").model == "m/y"
+    for engine in ("vllm serve", "sglang serve --model-path"):
+        assert status(f"{engine} m/x --config {tmp_path / 'nowhere.yaml'}")["--config"] == "not modelled"
+
+
+def test_many_images_take_no_longer_than_their_number() -> None:
+    launch = server_launch("docker run " + "a/vllm-openai " * 2000 + "--model m/x")
+    assert launch.flags == ["--model", "m/x"]
+
+
+def test_variables_do_not_grow_without_end() -> None:
+    doubled = "A=xx; " + "".join(f"B{k}=$A$A; A=$B{k}; " for k in range(60))
+    command = server_command(doubled + "vllm serve m/x --served-model-name $A " + "${A:-" * 500 + "}" * 500)
+    assert len(str(command)) < 200_000

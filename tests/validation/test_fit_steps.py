@@ -293,6 +293,16 @@ def test_two_real_engines_in_one_log_are_as_one_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_log_of_another_version_or_layout_is_said(run: Command) -> None:
+    path = ROOT / "benchmarks" / "data" / "h200_live" / "r8.log.gz"
+    command = ("validate", MODEL, "--gpu", GPU, "--step-log", str(path), "--json")
+    same, other = (run(*command, "--engine", f"vllm@{version}").json["warnings"] for version in ("0.25", "0.24"))
+    assert [*other[:-1]] == same and other[-1].endswith("vLLM 0.25, but the plan is one of 0.24: --engine vllm@0.25")
+    split = run(*command, "--engine", "vllm@0.25", "-tp", "2").json["warnings"]
+    assert split == [*same, "the log says tensor_parallel_size=1, but the plan has 2"]
+
+
+@pytest.mark.slow
 def test_waits_alone_are_no_calibration(run: Command, tmp_path: Path) -> None:
     """Ten milliseconds a step that no clock shows would have become a factor."""
     steps = [step._replace(seconds=step.seconds + 0.01) for step in made_up(Calibration(), 60, 0.01).steps]

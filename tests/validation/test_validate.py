@@ -492,6 +492,7 @@ def test_pictures_of_little(tmp_path: Path) -> None:
         (["--measured", "rows.csv", "--gpu", "h200,h100-sxm"], "validate takes one GPU type"),
         (["--measured", "rows.csv", "--plot", ""], "--plot needs the name of a folder"),
         (["--measured", "rows.csv", "--goodput", "ttft"], "--goodput takes pairs"),
+        (["--measured", "rows.csv", "--diagnose", "--csv"], "--diagnose has no rows: leave it out, or --csv"),
     ],
 )
 def test_bad_requests_are_one_sentence(

@@ -12,22 +12,28 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Any
 
 import pytest
 from conftest import Ran
 from helpers.web_server import Server
+from uvicorn import Config
+from uvicorn.server import ServerState
 
 import inferometer
 from inferometer.cli.mock import application
-from inferometer.web.http_server import RECEIVED
+from inferometer.web.http_server import RECEIVED, ServerLimits, _protocol
 from inferometer.web.mock.filler import PromptTokens, tokens_of
-from inferometer.web.mock.mock_server import ABANDONED, MAX_BODY, TO_CONNECT
+from inferometer.web.mock.mock_server import ABANDONED, MAX_BODY, TO_CONNECT, Choice
+from inferometer.web.mock.openai_api import Shapes, read_request
 from inferometer.web.mock.vllm_metrics import EngineTotals, Histogram, buckets_1_2_5
 
 MODEL, GPU = "llama-3.1-8b", "h200"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+TEXT = {"type": "text", "text": ""}
 SAMPLE = re.compile(r'[a-z0-9_]+(:[a-z0-9_]+)?(\{([a-z_]+="[^"]*"(,|(?=\})))*\})? (\d|\+Inf|-)\S*')
 
 
@@ -132,6 +138,7 @@ def test_several_prompts_and_choices_are_numbered(server: Server) -> None:
 def test_what_a_router_and_a_client_look_up(server: Server) -> None:
     models = server.get("/v1/models").json["data"]
     assert [card["id"] for card in models] == [MODEL, "alias"] and models[0]["max_model_len"] == 20000
+    assert abs(models[0]["created"] - time.time()) < 86_400
     assert server.get("/health").status == 200 and server.ask("HEAD", "/health").status == 200
     assert "inferometer" in server.get("/version").json["mock"]
     assert server.post("/tokenize", {"prompt": "It is 2026."}).json["token_strs"] == ["It", "is", "202", "6", "."]
@@ -160,6 +167,9 @@ def test_what_a_router_and_a_client_look_up(server: Server) -> None:
         (COMPLETIONS, {"prompt": [True]}, 400, "token ids"),
         (COMPLETIONS, {"prompt": {"a": 1}}, 400, "token ids"),
         (COMPLETIONS, {"prompt": [[7] * 11_000] * 100}, 400, "at most 1,000,000 prompt tokens"),
+        (COMPLETIONS, {"prompt": [*[[7]] * 2000, None]}, 400, "at most 1,024 prompts here, not 2,001"),
+        (CHAT, {"messages": [{"role": "user", "content": [TEXT] * 40_000}] * 3}, 400, "100,000 parts"),
+        (CHAT, {"messages": [{"role": "user", "content": [TEXT] * 100_001}]}, 400, "100,000 parts"),
         ("/tokenize", {"prompt": "." * 1_000_001}, 400, "1,000,000 characters"),
         (COMPLETIONS, {}, 400, "must be provided and non-empty"),
         (COMPLETIONS, {"prompt": [1] * 19_995}, 400, "This model's maximum context length is 20000 tokens. However"),
@@ -255,6 +265,18 @@ def test_prometheus_can_read_it(server: Server) -> None:
     assert counts == sorted(counts) and counts[-1] == values(server, "vllm:time_to_first_token_seconds_count") > 0
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_gaps_between_tokens_are_counted_for_every_request(server: Server, stream: bool) -> None:
+    """Also where nobody watches them come; and together they are the time from the first token to the last."""
+    names = [f"vllm:{name}" for name in ("inter_token_latency_seconds", "request_decode_time_seconds")]
+    before = [values(server, f"{name}_{what}") for name in names for what in ("sum", "count")]
+    server.post(COMPLETIONS, {"prompt": "gaps", "max_tokens": 30, "ignore_eos": True, "n": 2, "stream": stream})
+    server.until(lambda: values(server, f"{names[1]}_count") == before[3] + 2)
+    after = [values(server, f"{name}_{what}") for name in names for what in ("sum", "count")]
+    assert after[1] - before[1] == 2 * 29
+    assert after[0] - before[0] == pytest.approx(after[2] - before[2], rel=1e-6)
+
+
 @pytest.mark.slow
 def test_bench_drives_it_and_its_clock_is_that_of_a_simulation(server: Server) -> None:
     """One request at a time: then its seconds do not depend on when this machine sends the next."""
@@ -284,6 +306,7 @@ def test_histograms_and_their_bounds() -> None:
 def test_equal_tokens_have_equal_hashes() -> None:
     assert len(tokens_of("unbelievable 12345 Größe 東京!", 99)) == 2 + 2 + 1 + 2 + 1
     assert len(tokens_of("a " * 1000, 10)) == 11
+    assert tokens_of("  a \t b  \n\n  c   ", 9) == ["a", "b", "\n\n", "c"]
     one, longer, other = (PromptTokens(tokens) for tokens in ([*range(40)], [*range(50)], [99, *range(1, 40)]))
     for prompt in (one, longer, other):
         prompt.seal(16)
@@ -338,6 +361,108 @@ def test_a_request_began_before_its_first_byte_came(monkeypatch: pytest.MonkeyPa
     assert unknown == pytest.approx(TO_CONNECT) and just_now >= TO_CONNECT
     assert 0.3e-3 + TO_CONNECT <= a_while <= long_ago
     assert long_ago == pytest.approx(app.most_lead) and app.most_lead == app.fleet.overhead_s / 2 / 2.0
+
+
+def test_a_body_that_comes_late_is_a_request_that_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arrival is when it was whole, less what the front end hides: no step may be taken in the past for it."""
+    app, _ = application(MODEL, GPU)
+    whole: list[float] = []
+    arrivals: list[float] = []
+
+    def submit(now: float, *more: Any) -> None:
+        arrivals.append(now)
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0.05)
+        whole.append(app.now())
+        return {"type": "http.request", "body": b'{"prompt": "Hello"}'}
+
+    async def send(message: Any) -> None:
+        pass
+
+    async def ask() -> None:
+        state = {RECEIVED: asyncio.get_running_loop().time()}
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "headers": headers, "state": state}
+        await app(scope, receive, send)
+
+    monkeypatch.setattr(app.fleet, "submit", submit)
+    asyncio.run(ask())
+    assert arrivals[0] >= whole[0] - app.most_lead
+
+
+def test_the_next_of_two_requests_at_once_begins_when_the_first_is_answered() -> None:
+    seen: list[float] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.extend((scope["state"][RECEIVED], asyncio.get_running_loop().time()))
+        await asyncio.sleep(0.02)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def two() -> None:
+        config = Config(app, lifespan="off", ws="none")
+        config.load()
+        protocol = _protocol(app, ServerLimits())  # type: ignore[arg-type]
+        loop = asyncio.get_running_loop()
+        door = await loop.create_server(lambda: protocol(config, ServerState(), {}), "127.0.0.1", 0)  # type: ignore[call-arg]
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.sockets[0].getsockname()[1])
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+        for _ in range(2):
+            assert b"204" in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        door.close()
+
+    asyncio.run(two())
+    first, began, second, _ = seen
+    assert first <= began < second
+
+
+def test_a_slow_client_does_not_hurry_the_others() -> None:
+    """An event that had to wait for the client to take the one before says nothing of the mock's lateness."""
+    app, _ = application(MODEL, GPU)
+    generation = read_request(b'{"prompt": "Hello", "max_tokens": 4, "stream": true}', "completions", app.served)
+    (prompt,) = generation.prompts
+    prompt.seal(16)
+
+    async def leads() -> list[float]:
+        app.start = asyncio.get_running_loop().time() - 1.0
+        found = []
+        for waited in (False, True):
+            request = app.fleet.submit(0.0, prompt.answer(0), 4)
+            assert request is not None
+            app.fleet.advance(inf)
+            choice = Choice(0, request, prompt.answer(0), "length")
+            assert b"finish_reason" in app._event(generation, Shapes("completions", MODEL), choice, waited)
+            found.append(app.lead)
+        return found
+
+    slow, waiting = asyncio.run(leads())
+    assert slow == 0.0 < waiting
+
+
+@pytest.mark.slow
+def test_two_interrupts_end_it_without_a_traceback() -> None:
+    """As from somebody who presses Ctrl-C again while streams are under way."""
+    code = "import sys; from inferometer.cli import main; sys.exit(main(['mock', *sys.argv[1:]]))"
+    command = [sys.executable, "-c", code, MODEL, "--gpu", GPU, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        address = re.search(r"http://\S+(?=/v1)", process.stdout.readline())
+        assert address
+        with _open(Server(address[0], process), ENDLESS) as connection:
+            assert connection.recv(100)
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.3)  # the server now waits for the stream
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) == 0
+        assert process.stderr.read() == "ended\n"
+
+
+@pytest.mark.parametrize("max_model_len", [2, 100])
+def test_a_short_context_can_be_served(max_model_len: int) -> None:
+    app, _ = application(MODEL, GPU, max_model_len=max_model_len)
+    assert app.served.max_model_len == max_model_len
 
 
 def test_what_cannot_be_served_is_said_at_once(run: Callable[..., Ran]) -> None:

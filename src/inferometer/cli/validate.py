@@ -125,7 +125,7 @@ def validate(
     replay = {name: plan.pop(name, None) for name in _REPLAY}
     live = {name: plan.pop(name, None) for name in ("watch", "probe", "api_key")}
     _check_server(url, measured, live, replay)
-    _check_questions(url or measured, memory, step_log, replay, plan)
+    _check_questions(url or measured, memory, step_log, replay, plan, form.as_csv)
     device = one_gpu("validate", gpu)
     result: dict[str, Any] = {"schema": "inferometer.validate/1"}
     parts: list[Any] = []
@@ -161,7 +161,12 @@ def validate(
 
 
 def _check_questions(
-    measured: str | None, memory: str | None, step_log: tuple[str, ...], replay: dict[str, Any], plan: dict[str, Any]
+    measured: str | None,
+    memory: str | None,
+    step_log: tuple[str, ...],
+    replay: dict[str, Any],
+    plan: dict[str, Any],
+    as_csv: bool,
 ) -> None:
     if measured is None and memory is None and not step_log:
         raise BadValue("validate needs `measured` FILE, `step_log` FILE, `memory` FILE or several of them, or `url`")
@@ -182,6 +187,8 @@ def _check_questions(
     ):
         if measured is None and replay[name] and not (name == "write_calibration" and step_log):
             raise BadValue(f"`{name}` needs `measured` FILE")
+    if replay["diagnose"] and as_csv:
+        raise BadValue("`diagnose` has no rows: leave it out, or --csv")
     if replay["write_calibration"] is not None and plan.get("calibration") is not None:
         raise BadValue("`write_calibration` fits uncalibrated predictions: leave out `calibration`")
 
@@ -430,6 +437,12 @@ def _steps(
     warnings = [*labels.pop("warnings"), *log.notes, *result.pop("warnings", ())]
     if log.engine and log.engine != labels["engine_name"]:
         warnings.append(f"the log is one of {log.engine}, but the plan is one of {labels['engine_name']}")
+    elif log.version and log.version != labels["engine_version"]:
+        planned = f"{labels['engine_version']}: --engine {log.engine}@{log.version}"
+        warnings.append(f"the log is one of {labels['engine']} {log.version}, but the plan is one of {planned}")
+    ranks = plan.get("tensor_parallel_size") or 1
+    if log.tensor_parallel_size not in (0, ranks):
+        warnings.append(f"the log says tensor_parallel_size={log.tensor_parallel_size}, but the plan has {ranks}")
     path, made, classes = replay["write_calibration"], None, None
     if path is None:
         classes = compare_steps(model, gpu, log, plan)

@@ -103,6 +103,7 @@ class LiveFleet:
         options = msgspec.structs.replace(options, fast_forward=False)
         plan, engine = pools[0][1].bound_plan.plan, pools[0][1].bound_plan.engine
         is_http = plan.frontend == "http"
+        self.longest = plan.max_model_len or LONGEST  # tokens of a sequence
         self.overhead_s = engine.request_overhead + (engine.http_overhead if is_http else 0.0)
         self.token_overhead_s = engine.token_overhead if is_http else 0.0
         self.frontends = [-inf] * options.api_server_count  # when each has read the prompts that it was sent
@@ -128,14 +129,15 @@ class LiveFleet:
 
     def warm_up(self) -> None:
         """Look frequent steps up once: the first one of its kind takes some ms, which a client would notice."""
+        context = min(WARM_CONTEXT, self.longest)
         for stage in {id(stage): stage for replica in self.fleet.replicas for stage in _stages(replica)}.values():
             limits = self.fleet.replicas[0].limits
             for num_seqs in range(1, min(limits.max_num_seqs, WARM_SEQS) + 1, WARM_STEP):
-                stage.decode_seconds(ContextList([WARM_CONTEXT] * num_seqs))
-            num_new = min(limits.max_num_batched_tokens, LONGEST)
+                stage.decode_seconds(ContextList([context] * num_seqs))
+            num_new = min(limits.max_num_batched_tokens, self.longest)
             while num_new:
-                for cached in (0, WARM_CONTEXT):
-                    stage.mixed_seconds(ContextList([WARM_CONTEXT]), [(0, num_new, cached)], 1)
+                for cached in {0, min(context, self.longest - num_new)}:
+                    stage.mixed_seconds(ContextList([context]), [(0, num_new, cached)], 1)
                 num_new //= 2
 
     # ------------------------------------------------------------------ requests come and go
@@ -264,6 +266,8 @@ class LiveFleet:
             request.last_token_s = due + late
             if request.is_over:
                 request.finished_s = table.finished_s[row]
+                if request.finished_s < request.last_token_s:  # the clock had left several steps behind
+                    request.last_token_s = request.finished_s
                 self._over(request)
         if late and news:
             heappush(self.late, (due + late, len(self.late), news))

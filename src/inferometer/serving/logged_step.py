@@ -43,6 +43,8 @@ class StepLog(msgspec.Struct, kw_only=True):
     steps: list[LoggedStep]
     kind: str  # "vLLM's iterations", …
     engine: str = ""  # vllm, sglang; "" where the format does not say
+    version: str = ""  # of the engine, where the log says it
+    tensor_parallel_size: int = 0  # the same
     source: str = ""
     kv_cache_tokens: float = math.nan  # that the KV cache holds, where the log says it
     notes: list[str] = []  # what should be known about it
@@ -64,6 +66,8 @@ class LogReader:
         self.steps: list[LoggedStep] = []
         self.kv_cache_tokens = math.nan
         self.skipped = 0
+        self.version = ""
+        self.tensor_parallel_size = 0
 
     def take(self, line: str) -> None:
         """One line that has one of the marks."""

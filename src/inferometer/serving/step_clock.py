@@ -33,6 +33,11 @@ from ..inference.request import Request, build_request
 from .step_cost import Chunk, StepCost, step_cost
 
 Chunks = Sequence[tuple[int, int]]
+MOST_SEQS = 1 << 20  # sequences of a step
+_STATE = {
+    "thermal_state": (0.0, 1.0, "a number from 0 to 1"),
+    "ahead": (-1e9, 1e9, "a number of seconds"),
+}
 
 
 class StepBatch(NamedTuple):
@@ -91,6 +96,8 @@ class StepClock:
         Two keywords say what `simulate` knows of the step before: ``thermal_state``, how far the chip is throttled
         (0 to 1), and ``ahead``, the seconds by which the host is free to launch the step before the device is.
         """
+        if state:
+            _check_state(state)
         prefills, contexts, num_completed = self._checked(batch)
         try:
             if not prefills:
@@ -101,7 +108,7 @@ class StepClock:
             completed = len(chunks) if num_completed is None else num_completed
             return 1e3 * sum([stage.mixed_seconds(contexts, chunks, completed, **state) for stage in self.stages])
         except (IndexError, TypeError, ValueError, AttributeError):
-            raise self._refused(batch, state) from None
+            raise self._refused(batch) from None
 
     def stage_ms(self, batch: StepBatch | Sequence[Any] | Mapping[str, Any]) -> list[float]:
         """Milliseconds of a step on each pipeline stage: ``clock.stage_ms(([], [1024]))``"""
@@ -122,6 +129,8 @@ class StepClock:
             prefills, decodes = batch[0], batch[1]
             num_completed = batch[2] if len(batch) > 2 else None
             limit = self.max_model_len
+            if not isinstance(prefills, list | tuple):
+                prefills = prefills.tolist() if isinstance(prefills, np.ndarray) else list(prefills)
             for new, cached in prefills:
                 if new < 1 or cached < 0 or new + cached > limit:
                     raise ValueError
@@ -132,19 +141,37 @@ class StepClock:
             if not contexts.num_seqs <= contexts.total <= contexts.num_seqs * limit:
                 raise ValueError
         except (IndexError, KeyError, TypeError, ValueError):
-            raise self._refused(batch, {}) from None
+            raise self._refused(batch) from None
         return prefills, contexts, num_completed
 
-    def _refused(self, batch: Any, state: Mapping[str, float]) -> BadValue:
-        unknown = [name for name in state if name not in ("thermal_state", "ahead")]
-        if unknown:
-            return BadValue(f"step_ms takes thermal_state and ahead beside the batch, not {unknown[0]}")
+    def _refused(self, batch: Any) -> BadValue:
         return BadValue(
             "a batch is (prefills, decodes): chunks of prompts as (new tokens from 1 on, tokens before them), and the "
             f"contexts of decoding sequences from 1 token on, all up to max_model_len ({self.max_model_len:,} tokens), "
             f"such as ([(512, 0)], [1024, 2048]); given: {abbreviate(batch)}",
             field="batch",
         )
+
+
+def _check_state(state: Mapping[str, Any]) -> None:
+    """Refuse what is no state of the step before, where it would change nothing, too."""
+    for name, value in state.items():
+        if name not in _STATE:
+            raise BadValue(f"step_ms takes thermal_state and ahead beside the batch, not {name}")
+        least, most, what = _STATE[name]
+        try:
+            makes_sense = least <= value <= most
+        except (TypeError, ValueError):
+            makes_sense = False
+        if not makes_sense:
+            raise BadValue(f"{name} must be {what}, not {abbreviate(value)}")
+
+
+def _whole_number(name: str, value: Any, most: int) -> int:
+    """A number of tokens or sequences: ``_whole_number("input_len", 1024, 131072)``"""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
+        raise BadValue(f"`{name}` must be a whole number from 1 to {most:,}, not {abbreviate(value)}", field=name)
+    return int(value)
 
 
 def step_plan(request: Request) -> BoundPlan:
@@ -342,7 +369,16 @@ def llm_d_latencies(
     token that is not cached, the others ``inter-token-latency``; all of it grows along a straight line, from one
     request to ``time-factor-under-load`` at ``max-num-seqs`` of them.
     """
-    seqs = max_num_seqs or min(clock.plan.max_num_seqs, 256)
+    seqs = min(clock.plan.max_num_seqs, 256) if max_num_seqs is None else max_num_seqs
+    seqs, longest = _whole_number("max_num_seqs", seqs, MOST_SEQS), clock.max_model_len
+    input_len = _whole_number("input_len", input_len, longest)
+    output_len = _whole_number("output_len", output_len, longest)
+    if input_len + output_len > longest:
+        raise BadValue(
+            f"`input_len` and `output_len` may have {longest:,} tokens together (max_model_len), "
+            f"not {input_len + output_len:,}",
+            field="input_len",
+        )
     lengths = sorted({ceil(input_len * part / 8) for part in range(1, 9)})
     seconds = [clock.step_ms(([(new, 0)], ())) / 1e3 for new in lengths]
     per_token, overhead = np.polyfit(lengths, seconds, 1) if len(lengths) > 1 else (seconds[0] / lengths[0], 0.0)
@@ -381,7 +417,7 @@ def dynamo_profile(clock: StepClock, *, max_num_seqs: int | None = None) -> dict
     tokens, on straight lines; a decode step by the contexts of all its sequences together and their mean, bilinear. It
     adds the two for a step that has both, and lets no decode step take less than 1 ms.
     """
-    seqs = max_num_seqs or clock.plan.max_num_seqs
+    seqs = clock.plan.max_num_seqs if max_num_seqs is None else _whole_number("max_num_seqs", max_num_seqs, MOST_SEQS)
     longest, engine = min(clock.max_model_len, 2**20), clock.engine
     graph = engine.graph_tokens if engine.prefill_graph_tokens is None else engine.prefill_graph_tokens
     lengths = [n for n in MOCKER_LENGTHS if n < longest] + [longest]

@@ -325,6 +325,8 @@ def read_step_log(paths: Sequence[str | PathLike[str]], needs_steps: bool = True
         steps=best.steps[:MAX_STEPS],
         kind=best.kind,
         engine=best.engine or ("sglang" if any(r.steps for r in readers if r.engine == "sglang") else ""),
+        version=best.version,
+        tensor_parallel_size=best.tensor_parallel_size,
         source=source,
         kv_cache_tokens=best.kv_cache_tokens,
         notes=[*best.notes(), *parts.notes, *([repeated] if parts.repeated else [])],

@@ -32,6 +32,8 @@ _STATISTICS = re.compile(
 _CAPACITY = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 _EAGER = re.compile(r"enforce_eager['\"]?[=:] ?(True|False)")
 _BUDGET = re.compile(r"max_num_batched_tokens['\"]?[=:] ?(\d+)")
+_VERSION = re.compile(r"LLM engine \(v(\d+\.\d+)")
+_RANKS = re.compile(r"\btensor_parallel_size['\"]?[=:] ?(\d{1,6})\b")
 _ENGINE = re.compile(r"\bEngine (\d+): |\bEngineCore_DP(\d+)\b")
 _PROCESS = re.compile(r"\(EngineCore\w* pid=(\d+)\)")
 _CLOCK = re.compile(r"\b(?:(\d\d)-(\d\d)[ T])?(\d\d):(\d\d):(\d\d(?:[.,]\d+)?)")
@@ -68,6 +70,10 @@ class VllmIterations(LogReader):
         else:
             if eager := _EAGER.search(line):
                 self.enforce_eager = eager.group(1) == "True"
+            if version := _VERSION.search(line):
+                self.version = version.group(1)
+            if ranks := _RANKS.search(line):
+                self.tensor_parallel_size = int(ranks.group(1))
             if budget := _BUDGET.search(line):
                 self.max_num_batched_tokens = float(budget.group(1))
 

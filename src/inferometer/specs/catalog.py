@@ -367,8 +367,8 @@ def _refuse_other_kinds(name: str) -> None:
 
 def catalog_entry(text: str) -> ModelEntry | None:
     """The catalogue's entry for a name or an id, tuned and quantised variants included; None if there is none."""
-    key = normalized(text)
-    for candidate in (key, key.partition("-")[2] if "/" in text else key, normalized(text.rpartition("/")[2])):
+    key, hf_id = normalized(text), "" if " " in text.strip() else text  # an id has no spaces: half a command is none
+    for candidate in (key, key.partition("-")[2] if "/" in hf_id else key, normalized(hf_id.rpartition("/")[2])):
         for name, quantization in _variants(candidate):
             stem = registered_name("models", name)
             if stem is not None:

@@ -9,7 +9,6 @@ quotes. Nothing is run, and no variable of this process is looked at. What the f
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 from ..base.errors import BadFile, BadValue, abbreviate
 from ..base.files import input_text
 from ..base.input_file import has_ending
+from .manifest_yaml import read_yaml
 
 _LAUNCHER = re.compile(
     r"\bvllm\s+serve\b|\bvllm\.entrypoints|\bsglang\.launch_server\b|\bsglang\s+serve\b|\btrtllm-serve\b"
@@ -32,9 +32,17 @@ _OTHERS = {  # servers whose flags are not read, by what their commands and imag
 }
 _IMAGES = {"vllm": r"vllm-openai", "sglang": r"(^|/)sglang", "trtllm": r"tensorrt-llm"}
 _TAG = re.compile(r":v?(\d+(?:\.\d+)+)")
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|\((\w+)\)|(\w+))")
+_PROGRAM = re.compile(
+    r"\s*(?:\S*/)?(vllm|sglang|trtllm\S*|python[\d.]*|docker|podman|kubectl|mpirun|srun|(ba)?sh)\s+\S"
+)
+_OTHER_PROGRAMS = re.compile(r"(ba|da|z)?sh|python[\d.]*|ray|env|sleep|tail|.*\.(sh|py)")  # that images may start
+_NO_SERVERS = ("disaggregated", "disaggregated_mpi_worker", "mm_embedding_serve")  # of trtllm-serve
+_VARIABLE = re.compile(r"\$?\$(?:\{(\w+)(?:(:?[-=?+])([^{}]*))?\}|\((\w+)\)|(\w+))")  # $$ in a Compose file is $
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_TEMPLATE = re.compile(r"\{\{-?\s*[.$]?(Values|Release|Chart|include|toYaml|if|range|with)\b")
 MAX_MANIFEST = 4_000_000  # characters
+MOST_FILLED = 20_000  # characters that variables add to a word
+MOST_NESTED = 200  # variables whose values may have variables
 _ENDS = ("&&", "||", ";", "|", "&")
 
 
@@ -49,7 +57,7 @@ class ServerLaunch(NamedTuple):
 
 def is_server_command(text: str) -> bool:
     """Whether a model's name is none, but a command or a manifest: ``is_server_command("vllm serve Qwen/Qwen3-8B")``"""
-    shell = bool(_LAUNCHER.search(text)) or ("vllm-openai" in text and " " in text.strip())
+    shell = bool(_LAUNCHER.search(text) or _PROGRAM.match(text)) or ("vllm-openai" in text and " " in text.strip())
     return shell or has_ending(text, ".yml", ".yaml") or bool(_other_engine(text))
 
 
@@ -100,8 +108,8 @@ def split_command(text: str) -> list[str]:
         elif char in "'\"":
             inside, at = _quoted(text, at)
             token, started = token + inside, True
-        elif char == "{" and (not started or token.endswith("=")):
-            end = _brace_end(text, at)
+        elif text[at : at + 2] in ("${", "$(") or (char == "{" and (not started or token.endswith("="))):
+            end = _bracket_end(text, at + (char == "$"))
             token, started, at = token + text[at:end], True, end
         elif char == "#" and not started and not _LAUNCHER.search(text[at:].partition("\n")[0]):
             at = (text + "\n").index("\n", at)
@@ -129,10 +137,11 @@ def _quoted(text: str, at: int) -> tuple[str, int]:
     return inside, at + 1
 
 
-def _brace_end(text: str, at: int) -> int:
-    depth = 0
+def _bracket_end(text: str, at: int) -> int:
+    """Where the bracket that opens here is closed again: ``_bracket_end("{a {b}} c", 0)  # 7``"""
+    depth, pair = 0, {"{": 1, "}": -1} if text[at] == "{" else {"(": 1, ")": -1}
     for end in range(at, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[end], 0)
+        depth += pair.get(text[end], 0)
         if not depth:
             return end + 1
     return len(text)
@@ -141,25 +150,38 @@ def _brace_end(text: str, at: int) -> int:
 def _located(tokens: Sequence[str], environment: Mapping[str, str]) -> ServerLaunch | None:
     """The server among the words of a command: behind variables, docker, mpirun, a shell, or nothing at all."""
     known = dict(environment)
-    version = ""
+    version, own = "", 0  # of the last image, and where its flags begin if its entry point is `vllm serve`
     for at, token in enumerate(tokens):
         assigned = _ASSIGNMENT.fullmatch(token)
         if assigned and not token.startswith("-"):
-            known[assigned[1]] = assigned[2]
-        if " " in token and _LAUNCHER.search(token):  # bash -c "…"
+            known[assigned[1]] = _filled(assigned[2], known) if len(known) < MOST_NESTED else assigned[2]
+        if " " in token and _LAUNCHER.search(token) and tokens[max(at - 1, 0)] not in ("echo", "printf"):  # bash -c "…"
             inner = _located(split_command(token), known)
-            return inner and inner._replace(version=inner.version or version)
-        image = next((engine for engine, pattern in _IMAGES.items() if _is_image(token, pattern)), "")
-        tag = _TAG.search(token) if image else None
+            if inner is not None:
+                return inner._replace(version=inner.version or version)
+        word = _filled(token, known)
+        image = next((engine for engine, pattern in _IMAGES.items() if _is_image(word, pattern)), "")
+        tag = _TAG.search(word) if image else None
         version = tag[1] if tag else version
+        following = os.path.basename(tokens[at + 1]) if at + 1 < len(tokens) else ""
+        if image == "vllm" and not _OTHER_PROGRAMS.fullmatch(following):
+            own = at + 1 + (following == "serve")
         engine, start = _started(tokens, at)
-        if not engine and image == "vllm" and _located(tokens[at + 1 :], known) is None:
-            engine, start = image, at + 1  # its entry point is `vllm serve`
         if engine:
-            rest = [_filled(word, known) for word in tokens[start:]]
-            end = next((n for n, word in enumerate(rest) if word in _ENDS or re.match(r"\d?>", word)), len(rest))
-            return ServerLaunch(engine, version, rest[:end], known)
-    return None
+            return ServerLaunch(engine, version, _flags(tokens[start:], known), known)
+    return ServerLaunch("vllm", version, _flags(tokens[own:], known), known) if own else None
+
+
+def _flags(tokens: Sequence[str], known: Mapping[str, str]) -> list[str]:
+    """Words up to the end of a command, with what its variables stand for; one without quotes may be several words."""
+    flags: list[str] = []
+    for token in tokens:
+        word = _filled(token, known)
+        if word in _ENDS or re.match(r"\d?>", word):
+            break
+        is_variable = token.startswith("$") and _VARIABLE.fullmatch(token) is not None and word != token
+        flags += split_command(word) if is_variable and (not word or word.startswith("-")) else [word]
+    return flags
 
 
 def _is_image(token: str, pattern: str) -> bool:
@@ -171,7 +193,7 @@ def _started(tokens: Sequence[str], at: int) -> tuple[str, int]:
     name, following = os.path.basename(tokens[at]), tokens[at + 1] if at + 1 < len(tokens) else ""
     if name in ("vllm", "sglang") and following == "serve":
         return name, at + 2
-    if name == "trtllm-serve":
+    if name == "trtllm-serve" and following not in _NO_SERVERS:
         return "trtllm", at + (2 if following == "serve" else 1)
     if tokens[at] == "-m" and following.startswith("vllm.entrypoints"):
         return "vllm", at + 2
@@ -181,8 +203,24 @@ def _started(tokens: Sequence[str], at: int) -> tuple[str, int]:
 
 
 def _filled(word: str, known: Mapping[str, str]) -> str:
-    """A word with the variables that the command itself sets; others stay as they are."""
-    return _VARIABLE.sub(lambda match: known.get(next(filter(None, match.groups())), match[0]), word)
+    """A word with the variables that the command itself sets, and defaults: ``_filled("${TP:-2}", {})  # '2'``"""
+    room = MOST_FILLED
+
+    def value(match: re.Match[str]) -> str:
+        nonlocal room
+        sign, other = match[2] or "", match[3] or ""
+        given = known.get(match[1] or match[4] or match[5])
+        if sign.endswith("+"):
+            given = other if given else ""
+        elif given is None or (not given and sign.startswith(":")):
+            given = other if sign.endswith(("-", "=")) else match[0]
+        room -= len(given)
+        return given if room >= 0 else ""
+
+    filled = word
+    for _ in range(3 if word.count("${") > 1 else 1):  # a default may have a variable with a default
+        filled = _VARIABLE.sub(value, filled) if "$" in filled else filled
+    return filled if room >= 0 else word
 
 
 # ------------------------------------------------------------------ Compose and Kubernetes
@@ -194,19 +232,20 @@ def _from_manifest(text: str) -> ServerLaunch:
         raise BadFile(f"no file {abbreviate(text)}", field="model")
     if len(manifest) > MAX_MANIFEST:
         raise BadFile(f"{text} has more than {MAX_MANIFEST:,} characters, which no such file has", field="model")
+    if _TEMPLATE.search(manifest):
+        raise BadFile(f"{text} is a template of Helm: write it out first, with helm template", field="model")
     launches = []
     seen: set[int] = set()
-    documents = read_yaml(manifest, text)
-    for document in documents:
+    for document in read_yaml(manifest, text):
         for container in _containers(document, seen):
             environment = _environment(container)
-            image = str(container.get("image") or "")
+            image = _filled(str(container.get("image") or ""), environment)
             parts = [_argv(container.get(key)) for key in ("entrypoint", "command", "args")]
             launch = _located([image, *(word for part in parts for word in part)], environment)
             launches += [launch] if launch is not None else []
     if not launches:
         raise BadFile(f"{text} has no container that starts vLLM, SGLang or TensorRT-LLM", field="model")
-    return next((one for one in launches if "--headless" not in one.flags), launches[0])
+    return next((one for one in launches if one.flags and "--headless" not in one.flags), launches[0])
 
 
 def _containers(node: Any, seen: set[int]) -> Iterator[dict[str, Any]]:
@@ -233,176 +272,14 @@ def _environment(container: Mapping[str, Any]) -> dict[str, str]:
     """Variables of a container, in Compose's two forms and in Kubernetes'."""
     given = container.get("environment") or container.get("env") or {}
     if isinstance(given, dict):
-        return {str(key): str(value) for key, value in given.items()}
+        given = [f"{key}={value}" for key, value in given.items() if value is not None]
+    known: dict[str, str] = {}
     pairs = [
-        (one.get("name"), one.get("value", "")) if isinstance(one, dict) else str(one).split("=", 1) for one in given
+        (one.get("name"), one.get("value", "")) if isinstance(one, dict) else str(one).split("=", 1)
+        for one in (given if isinstance(given, list) else ())
     ]
-    return {str(pair[0]): str(pair[1]) for pair in pairs if len(pair) == 2}
-
-
-# ------------------------------------------------------------------ the part of YAML that such files are written in
-
-
-class _Line(NamedTuple):
-    indent: int
-    text: str  # without indent and comment
-    raw: str
-
-
-def read_yaml(text: str, where: str) -> list[Any]:
-    """Documents of mappings, lists and scalars: ``read_yaml("a: [b, 'c d']", "x.yaml")  # [{'a': ['b', 'c d']}]``
-
-    A library would be one more to install, for files of which only commands are read.
-    """
-    documents = []
-    for part in re.split(r"(?m)^---.*$", text):
-        lines = [_Line(len(raw) - len(raw.lstrip()), _bare(raw), raw) for raw in part.replace("\t", "  ").splitlines()]
-        reader = _YamlReader(lines, where)
-        try:
-            documents += [reader.block(0)] if reader.skip_blank() else []
-        except RecursionError:
-            raise BadFile(f"{where} is nested too deeply", field="model") from None
-    return documents
-
-
-def _bare(raw: str) -> str:
-    """A line without its comment: a # at its start or after a space, outside of quotes."""
-    quote = ""
-    for at, char in enumerate(raw):
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "'\"" and (at == 0 or raw[at - 1] in " [{:,="):
-            quote = char
-        elif char == "#" and (at == 0 or raw[at - 1].isspace()):
-            return raw[:at].strip()
-    return raw.strip()
-
-
-class _YamlReader:
-    """Reads lines from top to bottom; an indent says what belongs to what."""
-
-    def __init__(self, lines: list[_Line], where: str) -> None:
-        self.lines, self.at, self.where = lines, 0, where
-        self.anchors: dict[str, Any] = {}
-
-    def skip_blank(self) -> bool:
-        """Go to the next line that says something; whether there is one."""
-        while self.at < len(self.lines) and not self.lines[self.at].text:
-            self.at += 1
-        return self.at < len(self.lines)
-
-    def block(self, least: int) -> Any:
-        """The mapping, list or scalar that begins here, if it is indented by at least so much."""
-        if not self.skip_blank() or self.lines[self.at].indent < least:
-            return None
-        line = self.lines[self.at]
-        if line.text.startswith("- ") or line.text == "-":
-            return self._list(line.indent)
-        if _key(line.text) is not None:
-            return self._mapping(line.indent)
-        self.at += 1
-        return self._scalar(line.text, line.indent)
-
-    def _list(self, indent: int) -> list[Any]:
-        items = []
-        while self.skip_blank():
-            line = self.lines[self.at]
-            if line.indent != indent or not (line.text.startswith("- ") or line.text == "-"):
-                break
-            rest = line.text[1:].strip()
-            if not rest:
-                self.at += 1
-                items.append(self.block(indent + 1))
-            elif _key(rest) is not None:  # a mapping that begins behind the dash
-                inner = indent + line.text.index(rest)
-                self.lines[self.at] = _Line(inner, rest, " " * inner + rest)
-                items.append(self._mapping(inner))
-            else:
-                self.at += 1
-                items.append(self._scalar(rest, indent + 1))
-        return items
-
-    def _mapping(self, indent: int) -> dict[str, Any]:
-        table: dict[str, Any] = {}
-        while self.skip_blank():
-            line = self.lines[self.at]
-            key = _key(line.text) if line.indent == indent else None
-            if key is None:
-                if line.indent > indent:
-                    raise BadFile(f"{self.where}: cannot read {abbreviate(line.text)}")
-                break
-            name, rest = key
-            anchor = re.match(r"&(\S+)\s*", rest)
-            rest = rest[anchor.end() :] if anchor else rest
-            self.at += 1
-            nested = (
-                self.skip_blank() and self.lines[self.at].text.startswith("-") and self.lines[self.at].indent == indent
-            )
-            value = self._scalar(rest, indent + 1) if rest else self.block(indent if nested else indent + 1)
-            if anchor:
-                self.anchors[anchor[1]] = value
-            table = {**value, **table} if name == "<<" and isinstance(value, dict) else {**table, name: value}
-        return table
-
-    def _scalar(self, text: str, least: int) -> Any:
-        """A value that begins on this line and may go on over deeper ones."""
-        if re.fullmatch(r"[|>][+-]?\d?", text):
-            return self._literal(least, folded=text[0] == ">")
-        if text[0] == "*":
-            return self.anchors.get(text[1:])
-        while self.skip_blank() and self.lines[self.at].indent >= least and not _whole(text):
-            text += " " + self.lines[self.at].text
-            self.at += 1
-        return _flow(text)[0]
-
-    def _literal(self, least: int, folded: bool) -> str:
-        lines = []
-        while self.at < len(self.lines) and (
-            self.lines[self.at].indent >= least or not self.lines[self.at].raw.strip()
-        ):
-            lines.append(self.lines[self.at].raw)
-            self.at += 1
-        margin = min((len(raw) - len(raw.lstrip()) for raw in lines if raw.strip()), default=0)
-        return (" " if folded else "\n").join(raw[margin:] for raw in lines).strip("\n")
-
-
-def _key(text: str) -> tuple[str, str] | None:
-    """Key and rest of ``key: rest``; None for anything else."""
-    match = re.match(r"""("[^"]*"|'[^']*'|[^\s\[{"'&*|>#][^:]*?)\s*:(?:\s+(.*))?$""", text)
-    return (match[1].strip("'\""), (match[2] or "").strip()) if match else None
-
-
-def _whole(text: str) -> bool:
-    """Whether a value ends here: brackets and quotes are closed, or it is plain and goes on while lines are deeper."""
-    if text[0] in "[{":
-        return text.count("[") + text.count("{") <= text.count("]") + text.count("}")
-    return text[0] in "'\"" and len(text) > 1 and text.endswith(text[0])
-
-
-def _flow(text: str) -> tuple[Any, str]:
-    """A value in one line, and what is left of it: ``_flow("[a, 'b c']")  # (['a', 'b c'], '')``"""
-    text = text.strip()
-    if text[:1] in ("'", '"'):
-        inside, end = _quoted(text, 0)
-        return inside, text[end:].strip()
-    if text[:1] not in ("[", "{"):
-        return text, ""
-    try:  # JSON is YAML, and what people write here
-        return json.loads(text), ""
-    except ValueError:
-        pass
-    close, items, rest = {"[": "]", "{": "}"}[text[0]], [], text[1:].strip()
-    while rest and rest[0] != close:
-        if rest[0] in "[{'\"":
-            item, rest = _flow(rest)
-        else:
-            plain = str(re.match(r"[^,\]}]*", rest)[0])  # type: ignore[index]
-            item, rest = plain.strip(), rest[len(plain) :]
-            if not plain and rest[0] != ",":  # a bracket of the other kind
-                break
-        items.append(item)
-        rest = rest.lstrip().removeprefix(",").lstrip()
-    if close == "]":
-        return items, rest[1:]
-    pairs = (str(item).partition(":") for item in items)
-    return {name.strip(): value.strip().strip("'\"") for name, _, value in pairs}, rest[1:]
+    for pair in pairs:
+        if len(pair) == 2:
+            name, value = map(str, pair)
+            known[name] = _filled(value, known) if len(known) < MOST_NESTED else value
+    return known

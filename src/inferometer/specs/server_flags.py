@@ -13,27 +13,34 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
 from ..base.errors import BadValue, InferometerError, abbreviate, nearest
-from ..base.files import convert, input_text, user_path
+from ..base.files import convert, user_path
 from . import catalog
-from .arguments import Argument, arguments
-from .command_args import ServingArgs
-from .plan_args import PlanArgs
-from .server_command import ServerLaunch, read_yaml, server_launch
+from .flag_values import (
+    NOT_SET,
+    converted,
+    flags_document,
+    is_true,
+    json_object,
+    trtllm_options,
+    typed_flag,
+    whole,
+    wrong_value,
+)
+from .server_command import ServerLaunch, server_launch
 from .structs import FlagUse, ServerCommand
 
 NO_EFFECT, NOT_MODELLED, UNKNOWN = "no effect", "not modelled", "unknown"
 _OWN_VARIABLES = ("VLLM_", "SGLANG_", "SGL_", "TRTLLM_", "NCCL_", "TLLM_")
 _PLAIN = {"half": "fp16", "float16": "fp16", "bfloat16": "bf16", "float": "fp32", "float32": "fp32"}
-_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}  # vLLM's human_readable_int
 _ALGORITHMS = {"NEXTN": "mtp", "STANDALONE": "draft_model", "NGRAM": "ngram", "EAGLE3": "eagle3"}
 _SPECULATION = ("method", "model", "num_speculative_tokens")
-_SECRET = re.compile(r"api-key|token$|password")  # values that are never shown
+_SECRET = re.compile(r"api[-_]key|token$|password|secret", re.IGNORECASE)  # values that are never shown
 _SWITCHES = {f"hicache_{name}": "enable_hierarchical_cache" for name in ("ratio", "size", "write_policy")}
 _SWITCHES |= {"kv_offloading_backend": "kv_offloading_size"}
 MOST_WORDS = 5000  # of a command
@@ -166,14 +173,20 @@ class _Reading:
         if len(self.launch.flags) > MOST_WORDS:
             raise BadValue(f"the command has more than {MOST_WORDS:,} words", field="model")
         given, loose = _given_flags(self.engine, self.launch.flags)
-        self.model = loose[0] if loose else ""
+        for one in given:  # what is typed comes after what a file says, and wins
+            if one.known is not None and one.known.name == "--config" and self.engine != "trtllm":
+                self._flags_file(one)
+        self.model = loose[0] if loose else self.model
         for one in given:
-            self._read(one)
+            if one.known is None or one.known.name != "--config" or self.engine == "trtllm":
+                self._read(one)
         for word in loose[1:]:
             self.flags.append(FlagUse(flag=word, status=UNKNOWN, note="belongs to no flag"))
         if not self.model:
             needed = " or ".join(self.table.model_flags) or "the first word after trtllm-serve"
             raise BadValue(f"the command names no model: give it as {needed}", field="model")
+        if "$" in self.model:
+            raise BadValue(f"the command's model is {abbreviate(self.model)}, {NOT_SET}", field="model")
         self._local_model()
         self._quantization()
         try:
@@ -227,10 +240,9 @@ class _Reading:
             if special is not None:
                 special(use, value)
             else:
-                self.set[argument] = _converted(argument, value)
+                self.set[argument] = converted(argument, value)
         except (ValueError, TypeError, AttributeError, OverflowError):
-            wrong = "needs a value" if value is True else f"does not take {abbreviate(str(value))}"
-            raise BadValue(f"{use.flag} of the command {wrong}", field="model") from None
+            raise BadValue(f"{use.flag} of the command {wrong_value(argument, value)}", field="model") from None
 
     # ---- values that have other names here
 
@@ -269,42 +281,43 @@ class _Reading:
         return catalog.shipped("launch", self.engine)
 
     def _enable_prefix_caching(self, use: FlagUse, value: Any) -> None:
-        self.set["enable_prefix_caching"] = _is_true(value) != (use.flag.lstrip("-") == "disable-radix-cache")
+        self.set["enable_prefix_caching"] = is_true(value) != (use.flag.lstrip("-") == "disable-radix-cache")
 
     def _max_num_batched_tokens(self, use: FlagUse, value: Any) -> None:
         if str(value).startswith("-"):
             use.status, use.note = NOT_MODELLED, "prompts are estimated in chunks"
         else:
-            self.set["max_num_batched_tokens"] = _whole(value)
+            self.set["max_num_batched_tokens"] = whole(value)
 
     def _max_model_len(self, use: FlagUse, value: Any) -> None:
         if str(value) in ("-1", "auto"):
             use.status, use.note = NO_EFFECT, "as long as fits"
         else:
-            self.set["max_model_len"] = _whole(value)
+            self.set["max_model_len"] = whole(value)
 
     # ---- CUDA graphs
 
     def _enforce_eager(self, use: FlagUse, value: Any) -> None:
-        if _is_true(value):
+        if is_true(value):
             self.set["max_cudagraph_capture_size"] = 0
             use.note = "no CUDA graphs"
 
     _disable_cuda_graph = _disable_decode_cuda_graph = _enforce_eager
 
     def _max_prefill_cudagraph_capture_size(self, use: FlagUse, value: Any) -> None:
-        self.set["max_prefill_cudagraph_capture_size"] = 0 if value is True else _whole(value)
+        self.set["max_prefill_cudagraph_capture_size"] = 0 if value is True else whole(value)
 
     def _max_cudagraph_capture_size(self, use: FlagUse, value: Any) -> None:
-        self.set["max_cudagraph_capture_size"] = max(map(_whole, re.split(r"[\s,]+", str(value).strip("[] "))))
+        self.set["max_cudagraph_capture_size"] = max(map(whole, re.split(r"[\s,]+", str(value).strip("[] "))))
 
     def _compilation_config(self, use: FlagUse, value: Any) -> None:
-        config = _json(use, value)
+        config = json_object(use.flag, value)
         sizes = config.get("cudagraph_capture_sizes")
         if str(config.get("cudagraph_mode", "")).upper() == "NONE" or str(config.get("mode", "")) == "0":
             self.set["max_cudagraph_capture_size"] = 0
         elif sizes or config.get("max_cudagraph_capture_size"):
-            self.set["max_cudagraph_capture_size"] = max(sizes or [int(config["max_cudagraph_capture_size"])])
+            given = sizes if isinstance(sizes, list) and sizes else [sizes or config["max_cudagraph_capture_size"]]
+            self.set["max_cudagraph_capture_size"] = max(map(whole, given))
         else:
             use.status, use.argument = NOT_MODELLED, ""
 
@@ -321,16 +334,19 @@ class _Reading:
     # ---- several flags that are one thing
 
     def _enable_lora(self, use: FlagUse, value: Any) -> None:
-        if _is_true(value):
+        if is_true(value):
             self.set.setdefault("lora_rank", _LORA_RANK)
 
     def _speculative_config(self, use: FlagUse, value: Any) -> None:
         name = use.flag.partition(".")[0].lstrip("-").replace("_", "-")
         keys = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
+        if value is True:
+            raise ValueError
         if name.startswith("speculative-") and name != "speculative-config":
             self.raw[name] = value
             return
-        config = {keys[name]: value} if name in keys else value if isinstance(value, dict) else _json(use, value)
+        config = value if isinstance(value, dict) else json_object(use.flag, value) if name not in keys else {}
+        config = config or {keys[name]: value}
         left = [key for key in config if key not in (*_SPECULATION, *_TRTLLM_SPECULATION)]
         use.note = f"not modelled: {', '.join(left)}" if left else ""
         self.speculation |= {key: item for key, item in config.items() if key not in left}
@@ -360,7 +376,7 @@ class _Reading:
             self.set["speculative_config"] = json.dumps(config)
 
     def _enable_dp_attention(self, use: FlagUse, value: Any) -> None:
-        self.raw["attention_dp"] = use if _is_true(value) else None
+        self.raw["attention_dp"] = use if is_true(value) else None
 
     _enable_attention_dp = _enable_dp_attention
 
@@ -400,18 +416,28 @@ class _Reading:
     def _extra_llm_api_options(self, use: FlagUse, value: Any) -> None:
         """TensorRT-LLM's file of options, if it is here."""
         use.argument = ""
-        try:
-            options = input_text(str(value))
-            document = read_yaml(options, str(value))[0] if options is not None else None
-        except (InferometerError, IndexError):
-            document = None
-        if not isinstance(document, dict):
+        document = flags_document(str(value))
+        if document is None:
             use.status, use.note = NOT_MODELLED, "the file cannot be read here, so its options are left out"
             return
-        for name, setting in _options(document):
+        for name, setting in trtllm_options(document):
             one = FlagUse(flag=f"{os.path.basename(str(value))}: {name}", value=json.dumps(setting))
             self.flags.append(one)
             self.read_setting(one, name, setting)
+
+    def _flags_file(self, given: _Given) -> None:
+        """The flags in the YAML file of ``--config``, if it is here."""
+        path = " ".join(given.values)
+        use = FlagUse(flag=given.typed, value=path)
+        self.flags.append(use)
+        document = flags_document(path)
+        if document is None:
+            use.status, use.note = NOT_MODELLED, "the file cannot be read here, so its flags are left out"
+            return
+        use.note = "its flags are below"
+        typed = [token for key, item in document.items() for token in typed_flag(key, item)]
+        for one in _given_flags(self.engine, typed)[0]:
+            self._read(one)
 
     # ---- the rest
 
@@ -427,7 +453,8 @@ class _Reading:
     def _environment(self) -> None:
         for name, value in self.launch.environment.items():
             if name.startswith(_OWN_VARIABLES):
-                self.flags.append(FlagUse(flag=name, value=value, status=NOT_MODELLED, note="an environment variable"))
+                shown = "…" if _SECRET.search(name) else value
+                self.flags.append(FlagUse(flag=name, value=shown, status=NOT_MODELLED, note="an environment variable"))
 
     def _version(self) -> str:
         """The image's version if its defaults are known, else the nearest that is."""
@@ -452,48 +479,7 @@ _TRTLLM_SPECULATION = (
     "speculative_model",
     "speculative_model_dir",
 )
-_TRTLLM_CACHE = {"dtype": "kv_cache_dtype"}
-
-
-def _options(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys of TensorRT-LLM's options by the names of data/flags; those of the KV cache come out of their table."""
-    for name, value in document.items():
-        if name == "kv_cache_config" and isinstance(value, dict):
-            for key, item in value.items():
-                yield _TRTLLM_CACHE.get(str(key), str(key)), item
-        else:
-            yield name, value
 
 
 def _numbers(version: str) -> list[int]:
     return [int(piece) for piece in re.findall(r"\d{1,9}", version)]
-
-
-def _json(use: FlagUse, value: Any) -> dict[str, Any]:
-    try:
-        read = json.loads(str(value))
-    except (ValueError, RecursionError):
-        read = None
-    if not isinstance(read, dict):
-        raise BadValue(f"{use.flag} of the command takes a JSON object, not {abbreviate(str(value))}", field="model")
-    return read
-
-
-def _is_true(value: Any) -> bool:
-    return value is True or str(value).lower() in ("true", "1", "yes")
-
-
-def _whole(value: Any) -> int:
-    """``_whole("32k")  # 32000``, as vLLM reads it; K is 1024."""
-    text = str(value)
-    factor = _SUFFIXES.get(text[-1:], 1)
-    return round(float(text[:-1]) * factor) if factor > 1 else int(text)
-
-
-def _converted(argument: str, value: Any) -> Any:
-    """A value in the type of an argument."""
-    known: Argument | None = arguments(PlanArgs).get(argument) or arguments(ServingArgs).get(argument)
-    kind = known.kind if known else "text"
-    if kind == "switch":
-        return _is_true(value)
-    return _whole(value) if kind == "int" else float(value) if kind == "float" else str(value)

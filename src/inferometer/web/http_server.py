@@ -130,6 +130,11 @@ def _server_class() -> type[Server]:
             for door in sockets or []:
                 door.listen(BACKLOG)  # uvicorn's backlog is also how many are accepted at once
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().shutdown(sockets)
+            if self.force_exit:  # uvicorn leaves the application running then, and tells of its end as of a failure
+                await self.lifespan.shutdown()
+
     return QuietServer
 
 
@@ -187,8 +192,9 @@ class BoundedConnection(_Protocol):
             self._start_timer()
 
     def on_response_complete(self) -> None:
-        """The next request may come."""
+        """The next request may come; where its first byte is here already, it has waited for this."""
         self.since, self.started = self.loop.time(), False
+        self.app_state = {**self.app_state, RECEIVED: self.since}
         if not self.flow.write_paused:
             self._answer_is_taken()
         super().on_response_complete()

@@ -17,14 +17,14 @@ from zlib import crc32
 
 from ...bench.trace_replay import WORDS
 
-_TOKEN = re.compile(r"[A-Za-zÀ-ɏ]{1,7}|\d{1,3}|[^\sA-Za-zÀ-ɏ\d]|\n+")
+_TOKEN = re.compile(r"[A-Za-zÀ-ɏ]{1,7}|\d{1,3}|[^\sA-Za-zÀ-ɏ\d]|\n+|(?P<blank>[^\S\n]{2,})")  # blanks: for speed alone
 TAPE = [WORDS[(k * k * 31 + k * 7 + k // 74) % len(WORDS)] for k in range(4096)]  # what answers are read from
 _LOOP = TAPE + TAPE
 
 
 def tokens_of(text: str, limit: int) -> list[str]:
     """The tokens of a text, one more than ``limit`` at most: ``tokens_of("It is 2026.", 9)  # It is 202 6 .``"""
-    return list(islice((match[0] for match in _TOKEN.finditer(text)), limit + 1))
+    return list(islice((match[0] for match in _TOKEN.finditer(text) if match.lastgroup is None), limit + 1))
 
 
 class PromptTokens:

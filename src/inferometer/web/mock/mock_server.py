@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from math import inf, nan
 from typing import Any
 
@@ -48,12 +50,13 @@ EVENTS = b"text/event-stream; charset=utf-8"
 class Choice:
     """One answer on its way: the request in the simulated server, and what its client was sent of it."""
 
-    __slots__ = ("answer", "came_s", "index", "reason", "request", "sent")
+    __slots__ = ("answer", "came_s", "counted", "index", "reason", "request", "sent")
 
     def __init__(self, index: int, request: LiveRequest, answer: Answer, reason: str) -> None:
         self.index, self.request, self.answer = index, request, answer
         self.reason = reason  # why it will end: length or stop
-        self.sent, self.came_s = 0, nan
+        self.sent = self.counted = 0  # tokens that the client and the metrics have
+        self.came_s = nan  # when the last one that is counted was there
 
     @property
     def is_sent(self) -> bool:
@@ -62,7 +65,8 @@ class Choice:
 
 
 class Wakeup:
-    """What a stream waits for: ``await wakeup.wait()`` returns when `set` was called since the last time."""
+    """What a stream waits for: ``await wakeup.wait()`` returns when `set` was called since the last time, and says
+    whether that was yet to come."""
 
     __slots__ = ("future", "is_set")
 
@@ -76,12 +80,14 @@ class Wakeup:
         if self.future is not None and not self.future.done():
             self.future.set_result(None)
 
-    async def wait(self) -> None:
+    async def wait(self) -> bool:
         """Until there is."""
-        if not self.is_set:
+        waits = not self.is_set
+        if waits:
             self.future = asyncio.get_running_loop().create_future()
             await self.future
         self.is_set = False
+        return waits
 
 
 class MockServer:
@@ -109,6 +115,7 @@ class MockServer:
         self.connections: Callable[[], int] = lambda: 0
         self.refusal: Callable[[int, str], JsonAnswer] = error_answer
         self.bodies = 0  # bytes that are held
+        self.created = int(time.time())
         self.start, self.due = 0.0, inf
         self.lead = 0.0  # real s by which the simulation runs ahead, so that events are written in time
         self.most_lead = fleet.overhead_s / 2 / speed  # within the time that a request takes to reach the engine
@@ -144,9 +151,10 @@ class MockServer:
         return (asyncio.get_running_loop().time() - self.start) * self.speed
 
     def _arrival(self, scope: Scope) -> float:
-        """When a client began with a request, on the simulated clock: before its first byte was here.
+        """When a client began with a request that is here now, on the simulated clock: before its first byte was here.
 
-        What a client takes to connect and to send is in the front end's simulated time, as bench sees it.
+        What a client takes to connect and to send is in the front end's simulated time, as bench sees it. What it
+        takes beyond that is not: the simulation has gone on meanwhile, and a server waits for a request's end, too.
         """
         ago: float = asyncio.get_running_loop().time() - scope.get("state", {}).get(RECEIVED, inf) + TO_CONNECT
         return self.now() - self.speed * min(max(ago, TO_CONNECT), self.most_lead)
@@ -232,8 +240,8 @@ class MockServer:
 
     async def generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A completion or a chat: tokens as they come, or all at the end."""
-        arrival = self._arrival(scope)
         body = await self._body(scope, receive)
+        arrival = self._arrival(scope)
         if self.failed:
             raise RefusedRequest(self.failed, None, 500)
         generation = read_request(body, GENERATING[scope["path"]], self.served)
@@ -288,7 +296,7 @@ class MockServer:
     def _end(self, generation: Generation, choice: Choice) -> None:
         """A sequence leaves the server, if it is still there."""
         request = choice.request
-        self._take(choice)
+        self._count(choice)
         self.fleet.abort(request)
         reason = choice.reason if not request.reason else "abort" if request.reason == ABORTED else "error"
         self.metrics.on_over(request, reason, generation.n, generation.max_tokens)
@@ -305,8 +313,8 @@ class MockServer:
                     raise RefusedRequest(
                         "the server holds as many requests as it can: try again in a moment", None, 503
                     )
-                request.wake = wakeup.set
                 choices.append(Choice(len(choices), request, answer, reason))
+                request.wake = partial(self._on_news, choices[-1], wakeup)
         if (due := self.fleet.due()) < self.due:
             self._arm(due)
 
@@ -320,6 +328,18 @@ class MockServer:
 
     # ------------------------------------------------------------------ tokens
 
+    def _on_news(self, choice: Choice, wakeup: Wakeup) -> None:
+        """Tokens of an answer have come; they count now, whenever its client takes them."""
+        self._count(choice)
+        wakeup.set()
+
+    def _count(self, choice: Choice) -> None:
+        request = choice.request
+        came = request.num_tokens - choice.counted
+        if came > 0:
+            self.metrics.on_tokens(request, came, request.last_token_s - choice.came_s)
+            choice.counted, choice.came_s = request.num_tokens, request.last_token_s
+
     async def _events(
         self, generation: Generation, shapes: Shapes, choices: list[Choice], wakeup: Wakeup, gone: list[bool]
     ) -> AsyncIterator[bytes]:
@@ -328,10 +348,10 @@ class MockServer:
             yield b"".join([shapes.begin(choice.index) for choice in choices])
         open_choices = choices
         while open_choices:
-            await wakeup.wait()
+            waited = await wakeup.wait()
             if gone:
                 return
-            events = [self._event(generation, shapes, choice) for choice in open_choices if not choice.is_sent]
+            events = [self._event(generation, shapes, choice, waited) for choice in open_choices if not choice.is_sent]
             broken = next((choice.request.reason for choice in open_choices if choice.request.reason), "")
             if broken:
                 events.append(error_events(error_answer(500, broken)))
@@ -343,25 +363,18 @@ class MockServer:
         last = b"data: [DONE]\n\n"
         yield shapes.usage_event(self._usage(generation, choices)) + last if generation.include_usage else last
 
-    def _event(self, generation: Generation, shapes: Shapes, choice: Choice) -> bytes:
+    def _event(self, generation: Generation, shapes: Shapes, choice: Choice, waited: bool) -> bytes:
         """What has come of one answer since the last event; nothing if nothing has."""
         sent, usage = choice.sent, None
-        if not self._take(choice):
+        choice.sent = choice.request.num_tokens
+        if choice.sent == sent:
             return b""
-        self._follow_lateness(choice.request, LEAD_STEP if sent else LEAD_STEP_FIRST)
+        if waited:  # where the client was slow to take the event before, this one's lateness is not the mock's
+            self._follow_lateness(choice.request, LEAD_STEP if sent else LEAD_STEP_FIRST)
         if generation.continuous_usage:
             usage = usage_of(choice.request.input_tokens, choice.sent)
         text = choice.answer.text(sent, choice.sent)
         return shapes.piece(choice.index, text, choice.reason if choice.is_sent else None, usage)
-
-    def _take(self, choice: Choice) -> int:
-        """Note the tokens that have come of an answer, in the metrics too."""
-        request = choice.request
-        came = request.num_tokens - choice.sent
-        if came > 0:
-            self.metrics.on_tokens(request, came, request.last_token_s - choice.came_s)
-            choice.sent, choice.came_s = request.num_tokens, request.last_token_s
-        return came
 
     def _whole(self, generation: Generation, shapes: Shapes, choices: list[Choice]) -> JsonAnswer:
         """The answers of a request that does not stream."""
@@ -369,7 +382,7 @@ class MockServer:
         if broken:
             return error_answer(500, broken)
         for choice in choices:
-            self._take(choice)
+            choice.sent = choice.request.num_tokens
         texts = [(choice.answer.text(0, choice.sent), choice.reason) for choice in choices]
         return JsonAnswer(200, shapes.whole(texts, self._usage(generation, choices)))
 
@@ -382,7 +395,7 @@ class MockServer:
 
     async def models(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The one model, under all its names."""
-        common = {"object": "model", "created": int(self.start), "owned_by": "inferometer", "parent": None}
+        common = {"object": "model", "created": self.created, "owned_by": "inferometer", "parent": None}
         cards = [
             {"id": name, **common, "root": self.served.names[0], "max_model_len": self.served.max_model_len}
             for name in self.served.names

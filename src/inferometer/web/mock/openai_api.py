@@ -20,7 +20,7 @@ from ..answers import JsonAnswer
 from .filler import PromptTokens, tokens_of
 
 MOST_CHOICES = 1024  # answers to one HTTP request: prompts × n
-MOST_MESSAGES = 100_000
+MOST_MESSAGES = 100_000  # of one HTTP request, and parts of them
 MOST_TOKENS = 1_000_000  # of the prompts of one HTTP request: all streams wait while they are counted
 COMPLETION_TOKENS = 16  # max_tokens of a completion that says nothing
 
@@ -167,11 +167,9 @@ def _prompts(given: Any, longest: int) -> list[PromptTokens]:
     if isinstance(given, list) and given:
         if _are_ids(given):
             return [PromptTokens(given)]
+        if len(given) > MOST_CHOICES and isinstance(given[0], str | list):
+            raise RefusedRequest(f"one request has at most {MOST_CHOICES:,} prompts here, not {len(given):,}", "prompt")
         if all(isinstance(one, str) or (isinstance(one, list) and one and _are_ids(one)) for one in given):
-            if len(given) > MOST_CHOICES:
-                raise RefusedRequest(
-                    f"one request has at most {MOST_CHOICES:,} prompts here, not {len(given):,}", "prompt"
-                )
             prompts, room = [], max(longest, MOST_TOKENS)
             for one in given:
                 prompts.append(PromptTokens.of_text(one, longest) if isinstance(one, str) else PromptTokens(one))
@@ -194,13 +192,18 @@ def _chat_prompt(request: GenerationRequest, longest: int) -> list[PromptTokens]
     if not isinstance(messages, list) or not messages or len(messages) > MOST_MESSAGES:
         raise RefusedRequest(f"messages must be a list of 1 to {MOST_MESSAGES:,} messages", "messages")
     tokens: list[str] = []
+    num_parts = 0
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RefusedRequest(
                 'each of the messages must be an object such as {"role": "user", "content": "…"}', "messages"
             )
         tokens += ["<|start|>", message["role"], "<|message|>"]
-        for text in _texts(message.get("content")):
+        texts = _texts(message.get("content"))
+        num_parts += len(texts)
+        if num_parts > MOST_MESSAGES:
+            raise RefusedRequest(f"messages may have {MOST_MESSAGES:,} parts here", "messages")
+        for text in texts:
             if len(tokens) <= longest:
                 tokens += tokens_of(text, longest - len(tokens))
         tokens.append("<|end|>")
@@ -211,8 +214,8 @@ def _texts(content: Any) -> list[str]:
     """The texts of a message's content: a text, nothing, or parts."""
     if content is None or isinstance(content, str):
         return [content or ""]
-    if not isinstance(content, list):
-        raise RefusedRequest("content must be a text or a list of parts", "messages")
+    if not isinstance(content, list) or len(content) > MOST_MESSAGES:
+        raise RefusedRequest(f"content must be a text or a list of up to {MOST_MESSAGES:,} parts", "messages")
     texts: list[str] = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None

@@ -163,6 +163,9 @@ class VllmMetrics:
         engine.cached_tokens += request.num_cached_tokens
         engine.iteration_tokens += request.input_tokens - request.num_cached_tokens
         engine.observe("time_to_first_token_seconds", request.first_token_s - request.arrival_s)
+        if came > 1:  # several steps at once
+            gap = max(0.0, request.last_token_s - request.first_token_s) / (came - 1)
+            engine.observe("inter_token_latency_seconds", gap, came - 1)
 
     def on_over(self, request: LiveRequest, reason: str, n: int, max_tokens: int | None) -> None:
         """A request is over."""
