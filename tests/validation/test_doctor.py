@@ -190,6 +190,10 @@ def test_a_server_that_is_faster_than_predicted_is_another_one() -> None:
     assert not result.healthy and not result.causes
     assert any("is it this model, GPU, precision, engine and load" in note for note in result.notes)
     assert "! the server is faster than predicted" in diagnosis_page(result).terminal(200)
+    only = diagnosed(TALK, {"gpu": "h200:flops.bf16=4e15"})
+    assert only.errors["ttft"] > 0.15 > abs(only.errors["tpot"]) and any(
+        "is it this model" in note for note in only.notes
+    )
     assert not diagnosed(TALK, FAULTS["eager"]).notes
 
 

@@ -149,7 +149,8 @@ def _few_requests(before: Validation) -> list[str]:
 
 def _faster(errors: Mapping[str, float], limits: Mapping[str, float]) -> list[str]:
     """All causes make a server slower."""
-    if not errors or not all(error > limits[metric] for metric, error in errors.items()):
+    beyond = [error for metric, error in errors.items() if abs(error) > limits[metric]]
+    if not beyond or min(beyond) < 0:
         return []
     return [
         "the server is faster than predicted, and every cause makes one slower: is it this model, GPU, precision, "
