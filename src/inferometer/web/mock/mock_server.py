@@ -39,9 +39,8 @@ ABANDONED = 64_000_000  # bytes after which a body is not read on
 MOST_TEXT = 1_000_000  # characters that /tokenize cuts: all streams wait meanwhile
 BODY_TIMEOUT = 60.0  # s for all of a body
 BLOCK = 16  # tokens by which prompts are hashed where no cache asks for others
-LEAD_STEP = 0.02  # share of an event's lateness by which the lead follows it
-LEAD_STEP_FIRST = 0.2  # the same of a first token, of which there are few
-TO_CONNECT = 0.5e-3  # s in which a client on the same machine connects and sends, until the first byte is here
+LEAD_STEP = 0.1  # share of a first token's lateness by which the lead follows it
+TO_CONNECT = 0.7e-3  # s in which a client on the same machine connects and sends, until the first byte is here
 MOST_LATE = 0.005  # s of lateness that count: a machine that stalls says nothing of its usual lateness
 GENERATING = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
 EVENTS = b"text/event-stream; charset=utf-8"
@@ -177,14 +176,14 @@ class MockServer:
                 request.wake()
             raise
 
-    def _follow_lateness(self, request: LiveRequest, step: float) -> None:
-        """An event is written now: the lead grows if that is after its simulated moment, and shrinks if it is before.
+    def _follow_lateness(self, request: LiveRequest) -> None:
+        """A first token is written: the lead grows if that is after its simulated moment, and shrinks if it is before.
 
         What vLLM takes to write an event is in its front end's simulated time, so what the mock takes belongs there.
         """
         late = (self.now() - request.last_token_s) / self.speed
         late = min(max(late, -MOST_LATE), MOST_LATE)
-        self.lead = min(max(self.lead + step * late, 0.0), self.most_lead)
+        self.lead = min(max(self.lead + LEAD_STEP * late, 0.0), self.most_lead)
 
     # ------------------------------------------------------------------ one request
 
@@ -369,8 +368,8 @@ class MockServer:
         choice.sent = choice.request.num_tokens
         if choice.sent == sent:
             return b""
-        if waited:  # where the client was slow to take the event before, this one's lateness is not the mock's
-            self._follow_lateness(choice.request, LEAD_STEP if sent else LEAD_STEP_FIRST)
+        if waited and not sent:  # where the client was slow to take the event before, it is not the mock that is late
+            self._follow_lateness(choice.request)
         if generation.continuous_usage:
             usage = usage_of(choice.request.input_tokens, choice.sent)
         text = choice.answer.text(sent, choice.sent)
