@@ -15,7 +15,7 @@ from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import synthetic
 from inferometer.serving.trace import Trace
 
-BIN = 0.005  # relative: what percentiles may be off
+BIN = 0.01  # relative, what percentiles may be off: runs of steps count by their mean, and some steps jump by as much
 ITL = [f"{word}_itl_ms" for word in ("mean", "median", "std", "p90", "p99")]
 CHAT: dict[str, Any] = {"input_len": "lognormal:mean=300,std=300,max=2000", "output_len": "lognormal:mean=80,std=80"}
 
