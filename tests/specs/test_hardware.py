@@ -182,3 +182,11 @@ def test_every_device_runs_a_small_model(device: Hardware) -> None:
 def test_what_the_best_kernels_reach_is_a_share() -> None:
     with pytest.raises(BadValue, match="reach_flops must be zero or more"):
         catalog.hardware("h100-sxm:reach_flops=5e-324")
+
+
+@pytest.mark.parametrize("name", ["throttle_after", "throttle_decode"])
+@pytest.mark.parametrize("value", ["0", "-5", "nan", "inf", "1e-300"])
+def test_falling_clocks_need_a_time_and_a_number_of_sequences(name: str, value: str) -> None:
+    """Both divide: nothing of either was an internal error, and nan an answer without a number."""
+    with pytest.raises(BadValue, match=f"{name} must be"):
+        catalog.hardware(f"h200:{name}={value}")

@@ -147,10 +147,7 @@ def dotted(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     for key, value in data.items():
         if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
             value = {str(number): table for number, table in enumerate(value, start=1)}
-        if isinstance(value, Mapping):
-            flat |= dotted(value, f"{before}{key}.")
-        else:
-            flat[f"{before}{key}"] = value
+        flat |= dotted(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
     return flat
 
 
@@ -167,17 +164,18 @@ def _checked(device: Hardware) -> Hardware:
                 f"hardware {device.name}: {key} cannot be as small as {value:g}: figures are in SI units, "
                 f"here {unit or 'FLOP/s: 989 TFLOP/s is 989e12'}"
             )
-    small = ("cache", "clock", "power", "reach_flops", "reach_memory")  # nothing, or not next to nothing
-    others = {k: getattr(device, k) for k in (*small, "compute_units", "price_per_hour")}
+    small = ("cache", "clock", "power", "reach_flops", "reach_memory", "throttle")  # nothing, or not next to nothing
+    positive = ("throttle_after", "throttle_decode")
+    others = {k: getattr(device, k) for k in (*small, *positive, "compute_units", "price_per_hour")}
     others |= {f"links.{k}.latency": v.latency for k, v in device.links.items()}
     for key, value in others.items():
-        if not 0 <= value < 1e21 or (0 < value < 1e-3 and key in small):
-            raise BadValue(f"hardware {device.name}: {key} must be zero or more, in SI units, not {value:g}")
+        if not 0 <= value < 1e21 or (value < 1e-3 and (key in positive or (value and key in small))):
+            allowed = "a positive number" if key in positive else "zero or more"
+            raise BadValue(f"hardware {device.name}: {key} must be {allowed}, in SI units, not {value:g}")
     check_int(f"hardware {device.name}: gpus_per_node", device.gpus_per_node)
     for key, link in device.links.items():
-        check_int(f"hardware {device.name}: links.{key}.devices", link.devices)
-        for count in ("peers", "wraparound"):
-            check_int(f"hardware {device.name}: links.{key}.{count}", getattr(link, count), least=0)
+        for count, least in (("devices", 1), ("peers", 0), ("wraparound", 0)):
+            check_int(f"hardware {device.name}: links.{key}.{count}", getattr(link, count), least=least)
     joining = device.links.keys() - NOT_JOINING
     if device.interconnect not in device.links and (joining or device.interconnect != "pcie"):
         raise UnknownName(f"interconnect of hardware {device.name}", device.interconnect, device.links)
