@@ -21,19 +21,26 @@ from inferometer.sweep.partitions import Tally, sweep_to_folder
 
 pytest.importorskip("pyarrow", reason="parts are Parquet files")
 AXES: dict[str, Any] = {"batch_size": "1:40:1", "input_len": "100:2000:100", "tensor_parallel_size": [1, 2]}
-MEDIUM_PARTS = (280_000,)
 SOURCE = str(Path(points.__file__).parents[2])
+_compute_part = partitions._compute_part
+
+
+def small_parts(patch: pytest.MonkeyPatch) -> None:
+    """1,600 points in parts of at most 300: 800 of each case in boxes of 100."""
+    patch.setattr(points, "CHUNK_POINTS", 100)
+    patch.setattr(points.parts, "__defaults__", (300,))
+    patch.setattr(points.part_chunks, "__defaults__", (None, 100))
 
 
 @pytest.fixture(autouse=True)
-def _small_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """1,600 points in parts of at most 300: 800 of each case in boxes of 100."""
-    if "one_after_the_other" in request.fixturenames:
-        monkeypatch.setattr(points.parts, "__defaults__", MEDIUM_PARTS)  # workers know nothing of small chunks
-        return
-    monkeypatch.setattr(points, "CHUNK_POINTS", 100)
-    monkeypatch.setattr(points.parts, "__defaults__", (300,))
-    monkeypatch.setattr(points.part_chunks, "__defaults__", (None, 100))
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_parts(monkeypatch)
+
+
+def compute_in_small_chunks(work: Any) -> Any:
+    """A part on a worker, which knows nothing of what was patched here."""
+    small_parts(pytest.MonkeyPatch())
+    return _compute_part(work)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -127,8 +134,13 @@ def test_flags_of_a_folder_need_one(run: Any, tmp_path: Path, flags: list[str]) 
         assert ran.code == 2 and f"{flags[0]} needs a folder for the results: -o DIR/" in ran.err
 
 
-_LARGE = {"batch_size": "1:650:1", "input_len": "16:16000:16", "output_len": "64:128:64"}  # a whole part and a quarter
-_MEDIUM = {"batch_size": "1:280:1", "input_len": "16:16000:16", "tensor_parallel_size": "1,2"}  # two parts, two chunks
+_LARGE = {"batch_size": "1:164:1", "input_len": "16:16000:16", "output_len": "64:128:64"}  # a whole part and a quarter
+_PARTS_OF_A_CHUNK = """
+from inferometer.sweep import points
+points.parts.__defaults__ = (points.CHUNK_POINTS,)
+from inferometer.cli import main
+main()
+"""
 
 
 @pytest.mark.slow
@@ -136,7 +148,7 @@ def test_kill_9_and_resume(tmp_path: Path) -> None:
     """What was written stays, no process and no other file is left, and the rest is done afterwards."""
     folder = tmp_path / "points"
     flags = [text for name, value in _LARGE.items() for text in (f"--{name.replace('_', '-')}", value)]
-    command = [sys.executable, "-m", "inferometer", "sweep", "llama-3.1-8b", "--gpu", "h200", *flags, "--jobs", "2"]
+    command = [sys.executable, "-c", _PARTS_OF_A_CHUNK, "sweep", "llama-3.1-8b", "--gpu", "h200", *flags, "--jobs", "2"]
     command += ["-o", f"{folder}/"]
     environment = {**os.environ, "PYTHONPATH": SOURCE}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -147,11 +159,11 @@ def test_kill_9_and_resume(tmp_path: Path) -> None:
     done = names(folder)
     assert 1 <= len(done) <= 2 and all(len(name) == len("part-00000.parquet") for name in done)
     ran = subprocess.run([*command, "--resume"], env=environment, capture_output=True, text=True)
-    assert ran.returncode == 0 and "1,300,000 points" in ran.stderr and not ran.stdout
+    assert ran.returncode == 0 and "328,000 points" in ran.stderr and not ran.stdout
     import pyarrow.parquet as parquet
 
     counts = [parquet.read_metadata(folder / name).num_rows for name in names(folder)]
-    assert sum(counts) == 1_300_000
+    assert sum(counts) == 328_000 and len(counts) == 2
     assert sorted(path.name for path in folder.iterdir()) == ["_manifest.json", *names(folder)]
 
 
@@ -159,17 +171,20 @@ def test_kill_9_and_resume(tmp_path: Path) -> None:
 def one_after_the_other(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tally]:
     folder = tmp_path_factory.mktemp("sweep") / "points"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(points.parts, "__defaults__", MEDIUM_PARTS)
-        return folder, sweep_to_folder(folder, "llama-3.1-8b", "h200", **_MEDIUM)
+        small_parts(patch)
+        return folder, sweep_to_folder(folder, "llama-3.1-8b", "h200", **AXES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["processes", "dask", "ray"])
-def test_workers_write_the_same_files(tmp_path: Path, backend: str, one_after_the_other: tuple[Path, Tally]) -> None:
+def test_workers_write_the_same_files(
+    tmp_path: Path, backend: str, one_after_the_other: tuple[Path, Tally], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if backend != "processes":
         pytest.importorskip({"dask": "distributed", "ray": "ray"}[backend])
+    monkeypatch.setattr(partitions, "_compute_part", compute_in_small_chunks)
     here, tally = one_after_the_other
-    there = sweep_to_folder(tmp_path, "llama-3.1-8b", "h200", backend=backend, jobs=2, **_MEDIUM)
-    assert there == tally and names(tmp_path) == names(here) and len(names(here)) == 2
+    there = sweep_to_folder(tmp_path, "llama-3.1-8b", "h200", backend=backend, jobs=2, **AXES)
+    assert there == tally and names(tmp_path) == names(here) and len(names(here)) == 6
     for name in names(here):
         assert (here / name).read_bytes() == (tmp_path / name).read_bytes()
