@@ -29,7 +29,7 @@ SMALL = (
     "--input-len",
     "1000",
     "--output-len",
-    "200",
+    "50",
     "--goodput",
     "ttft:200",
     "--goodput",
@@ -233,7 +233,7 @@ def test_a_trace_on_the_command_line(run: Run, tmp_path: Path) -> None:
 def test_csv_of_nothing_has_its_columns(run: Run, tmp_path: Path) -> None:
     """Two pools do not fit on one GPU: no plan was even looked at."""
     path = tmp_path / "plans.csv"
-    assert run(*SMALL, "-tp", "1", "-pp", "1", "--max-num-seqs", "32", "--csv", "-o", str(path)).code == 0
+    assert run(*SMALL, "--mode", "aggregated", "--finalists", "1", "--csv", "-o", str(path)).code == 0
     header = path.read_text().splitlines()[0]
     none = run("search", "qwen3-0.6b", "--num-gpus", "1", "--goodput", "ttft:500", "--mode", "disaggregated", "--csv")
     assert none.code == 1 and none.out.splitlines() == [header]

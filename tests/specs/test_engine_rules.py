@@ -162,10 +162,9 @@ def test_static_and_free_shares() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sglang", "trtllm"])
 def test_a_search_knows_the_room_that_an_analysis_has(name: str) -> None:
-    result = search(
-        "llama-3.1-70b", gpu="h100-sxm", num_gpus=2, engine=name, quantization="fp8", goodput="tpot:100", finalists=1
-    )
-    alone = analyze("llama-3.1-70b", gpu="h100-sxm", engine=name, quantization="fp8")
+    one: dict[str, Any] = {"gpu": "h100-sxm", "engine": name, "quantization": "fp8", "input_len": 256, "output_len": 32}
+    result = search("llama-3.1-70b", num_gpus=2, goodput="tpot:100", finalists=1, **one)
+    alone = analyze("llama-3.1-70b", **one)
     one_gpu = [plan for plan in result.plans if plan.pools[0].gpus == 1]
     assert result.feasible and (alone.feasible or not one_gpu)
 
