@@ -12,6 +12,7 @@ import pytest
 
 from inferometer.base.errors import InferometerError
 from inferometer.inference.request import build_request
+from inferometer.search import search as search_module
 from inferometer.search.day_plan import WindowSizer, default_target, varies, window_width, windows
 from inferometer.search.objective import Objective
 from inferometer.search.search import search
@@ -133,6 +134,7 @@ def found() -> Any:
         trace=trace,
         goodput="ttft:1000,tpot:60",
         window=100,
+        finalists=1,
         autoscale={"startup": 30},
         max_num_seqs=256,
         **space,
@@ -178,6 +180,7 @@ def test_an_autoscaler_has_no_more_gpus_than_there_are(found: Any) -> None:
         goodput="ttft:1000,tpot:60",
         goodput_share=0.5,
         window=100,
+        finalists=1,
         mode="aggregated",
         quantization="bf16",
         kv_cache_dtype="auto",
@@ -201,7 +204,23 @@ def test_windows_and_autoscalers_that_make_no_sense(kwargs: dict[str, Any], sent
     assert sentence in str(error.value).replace("`", "")
 
 
+@pytest.fixture
+def _searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One search in several forms, by the width of its windows."""
+    made: dict[Any, Any] = {}
+    searched = search_module.search_with_table
+
+    def search_once(*args: Any, **arguments: Any) -> Any:
+        key = arguments.get("window")
+        if key not in made:
+            made[key] = searched(*args, **arguments)
+        return made[key]
+
+    monkeypatch.setattr(search_module, "search_with_table", search_once)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_searched_once")
 def test_the_command_shows_a_day(run: Callable[..., Any], tmp_path: Path) -> None:
     trace = requests([3.0, 12.0, 3.0], width=60.0)
     assert trace.arrival_s is not None

@@ -38,6 +38,7 @@ from inferometer.serving.simulate import simulate
 from inferometer.serving.trace import Trace
 
 SMALL: dict[str, Any] = {"num_gpus": 2, "input_len": 1000, "output_len": 200, "goodput": "ttft:200,tpot:15"}
+SHORT = {**SMALL, "output_len": 50}
 
 
 # ------------------------------------------------------------------ parts
@@ -232,7 +233,7 @@ def test_a_rate_is_carried_by_as_few_gpus_as_can_be() -> None:
 
 @pytest.mark.slow
 def test_objectives_choose_differently() -> None:
-    kwargs = {**SMALL, "goodput": "ttft:500,tpot:40", "mode": "aggregated", "finalists": 4}
+    kwargs = {**SHORT, "goodput": "ttft:500,tpot:40", "mode": "aggregated", "finalists": 4}
     fast = search("llama-3.1-8b", gpu="h200", objective="latency", **kwargs)
     much = search("llama-3.1-8b", gpu="h200", objective="throughput", **kwargs)
     assert fast.winner and much.winner and fast.winner.simulated and much.winner.simulated
@@ -292,7 +293,7 @@ def test_every_plan_that_is_not_possible_has_its_reason() -> None:
 
 @pytest.mark.slow
 def test_no_plan_says_by_how_much_and_what_would_do() -> None:
-    kwargs = {"num_gpus": 1, "input_len": 2000, "output_len": 200}
+    kwargs = {"num_gpus": 1, "input_len": 2000, "output_len": 50}
     result = search("llama-3.1-8b", gpu="h200", goodput="ttft:20,tpot:20", quantization="bf16", **kwargs)
     assert not result.feasible and not result.winner and not result.commands
     assert "above the limit of 20.0 ms" in result.reason and result.relaxations
@@ -339,8 +340,8 @@ def test_a_trace_is_estimated_by_its_means_and_simulated_as_it_is() -> None:
 @pytest.mark.slow
 def test_many_at_once_find_what_one_after_the_other_find(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finalists, "WORTH_WORKERS", 0.0)
-    alone = search("llama-3.1-8b", gpu="h200", finalists=4, **SMALL)
-    spread = search("llama-3.1-8b", gpu="h200", finalists=4, jobs=2, **SMALL)
+    alone = search("llama-3.1-8b", gpu="h200", finalists=4, **SHORT)
+    spread = search("llama-3.1-8b", gpu="h200", finalists=4, jobs=2, **SHORT)
     assert alone.winner and spread.plans == alone.plans and spread.margin == alone.margin and spread.why == alone.why
     assert spread.counts == alone.counts
 
@@ -370,7 +371,7 @@ def test_speculation_is_part_of_the_plan() -> None:
     kwargs = {
         "num_gpus": 8,
         "input_len": 1000,
-        "output_len": 200,
+        "output_len": 50,
         "goodput": "ttft:2000,tpot:40",
         "mode": "aggregated",
         "data_parallel_size": 1,

@@ -114,9 +114,15 @@ def test_other_formats_and_what_was_there_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_the_model_the_rest_is_written(tmp_path: Path) -> None:
-    report, _ = made("diffusion")
-    assert {f.stem for f in write_plots(report, tmp_path)} == {"distribution_prefill", "roofline", "memory"}
+def test_without_the_model_the_rest_is_written_and_pyplot_is_left_alone(tmp_path: Path) -> None:
+    import matplotlib
+
+    keys = ("font.size", "axes.spines.top", "text.color", "svg.fonttype")
+    before, loaded = [matplotlib.rcParams[k] for k in keys], "matplotlib.pyplot" in sys.modules
+    files = write_plots(made("diffusion")[0], tmp_path)
+    assert {f.stem for f in files} == {"distribution_prefill", "roofline", "memory"}
+    assert [matplotlib.rcParams[k] for k in keys] == before
+    assert ("matplotlib.pyplot" in sys.modules) == loaded
 
 
 def test_a_folder_that_cannot_be_made_and_an_unknown_format(tmp_path: Path) -> None:
@@ -127,17 +133,6 @@ def test_a_folder_that_cannot_be_made_and_an_unknown_format(tmp_path: Path) -> N
     with pytest.raises(BadValue, match="'gif'"):
         write_plots(report, tmp_path / "x", model, fmt=("gif",))
     assert not (tmp_path / "x").exists()
-
-
-@pytest.mark.slow
-def test_pyplot_is_left_alone(tmp_path: Path) -> None:
-    import matplotlib
-
-    keys = ("font.size", "axes.spines.top", "text.color", "svg.fonttype")
-    before, loaded = [matplotlib.rcParams[k] for k in keys], "matplotlib.pyplot" in sys.modules
-    write_plots(made("diffusion")[0], tmp_path)
-    assert [matplotlib.rcParams[k] for k in keys] == before
-    assert ("matplotlib.pyplot" in sys.modules) == loaded
 
 
 @pytest.mark.parametrize(("plan", "phase"), EACH_PHASE)
