@@ -62,7 +62,15 @@ def predicted(rows: TableRows, profile: KernelProfile) -> np.ndarray | None:
     if not key:
         return None
     tiles = profile.tiles(rows.kind, key) if own_format else None
-    took = surface_seconds(tables_of_kind[key], SHAPES[rows.kind], rows.dims, rows.terms, tiles=tiles)
+    surfaces = np.array([key])
+    if rows.kind == "moe":  # of which there may be two, by the sizes of the experts
+        sizes = zip(rows.dims["experts"].tolist(), rows.dims["inner"].tolist(), strict=True)
+        surfaces = np.array([profile.surface_key("moe", key, {"experts": e, "inner": n}) for e, n in sizes])
+    each = {
+        one: surface_seconds(tables_of_kind[one], SHAPES[rows.kind], rows.dims, rows.terms, tiles=tiles)
+        for one in dict.fromkeys(surfaces.tolist())
+    }
+    took = np.select([surfaces == one for one in each], list(each.values()))
     return np.asarray(maximum_of(took, rows.terms.roofline))
 
 

@@ -24,24 +24,26 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """A run of ``profile --quick`` on an H200 whose figures are so many times the reference's."""
     reference = machine_speed._references(catalog.hardware("h200"))
 
-    def run(**ratios: float) -> str:
+    def run(spread: float = 1.0, **ratios: float) -> str:
         values = {name: value * ratios.get(name, 1.0) for name, value in reference.items()}
         steps = {name: values.pop(name) for name in engine_steps.step_references(host("h200-vm"))}
+        steps["round_spread"] = spread
         monkeypatch.setattr(machine_speed, "_torch", lambda device: None)
         monkeypatch.setattr(machine_speed.machine, "describe", lambda torch, device: dict(H200))
         monkeypatch.setattr(machine_speed, "_measured_values", lambda *_: (dict(values), {}))
-        monkeypatch.setattr(machine_speed, "engine_steps", lambda say: (steps, {}))
+        monkeypatch.setattr(machine_speed, "engine_steps", lambda say: (steps, ""))
         path = tmp_path / "machine.toml"
         lines: list[str] = []
         profile(quick=True, output=str(path), say=lines.append)
         assert any(line.split()[-1] == "ratio" for line in lines) and "machine.toml written" in lines[-1]
+        assert any("two speeds" in line for line in lines) == (spread > 1.3)
         return str(path)
 
     return run
 
 
 def test_a_machine_like_the_reference_changes_nothing(quick: Any) -> None:
-    path = quick()
+    path = quick(spread=1.6)
     for phase in ({"batch_size": 1}, {"batch_size": 64, "input_len": 4000}):
         plain = analyze("llama-3.1-8b", gpu="h200", host_profile="h200-vm", **phase).metrics
         corrected = analyze("llama-3.1-8b", gpu="h200", profile=path, **phase).metrics
@@ -102,16 +104,21 @@ def test_one_failure_costs_one_figure(tmp_path: Path, monkeypatch: pytest.Monkey
 class FakeEngine:
     """vLLM's engine on a clock of its own: the seconds of `step_references` for whatever a step has."""
 
-    def __init__(self, seconds: dict[str, float], network: str) -> None:
-        self.seconds, self.network, self.now, self.waiting = seconds, network, 0.0, dict[str, list[int]]()
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds, self.now, self.waiting = seconds, 0.0, dict[str, list[int]]()
         self.scheduler_config = types.SimpleNamespace(long_prefill_token_threshold=0)
         self.engine_core = types.SimpleNamespace(engine_core=types.SimpleNamespace(scheduler=self))
+        self.slowdown, self.slowdowns = 1.0, iter(tuple[float, ...]())
 
     def add_request(self, name: str, prompt: dict[str, list[int]], sampling: Any) -> None:
         self.now += (
             self.seconds["first_token_64"] - self.seconds["prompt_64"] if len(prompt["prompt_token_ids"]) > 16 else 0
         )
         self.waiting[name] = [len(prompt["prompt_token_ids"]), sampling.max_tokens]
+
+    def pause(self, seconds: float) -> None:
+        """Between rounds; a neighbour may come or go."""
+        self.slowdown = next(self.slowdowns, 1.0)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.waiting)
@@ -123,53 +130,48 @@ class FakeEngine:
             prompts, left[0] = prompts + tokens, left[0] - tokens
             if left[0] == 0:
                 left[1] -= 1
-                token = types.SimpleNamespace(token_ids=[1])
-                outputs.append(types.SimpleNamespace(request_id=name, finished=left[1] == 0, outputs=[token]))
+                outputs.append(types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=[1])]))
             if left[1] == 0:
                 del self.waiting[name]
-        self.now += self.step_seconds(prompts, len(outputs), len(self.waiting))
+        took = self.seconds.get(f"prompt_{prompts}", self.seconds.get(f"decode_{len(outputs)}", 0.1))
+        self.now += self.slowdown * took
         return outputs
 
-    def step_seconds(self, prompts: int, decoding: int, waiting: int) -> float:
-        """As measured for this network; for the dense one where a step says nothing of it."""
-        beside = "_beside" if self.network == "recurrent" and waiting > 1 else ""
-        for name in (f"prompt_{prompts}{beside}", f"decode_{decoding}"):
-            for of in (f"{name}_{self.network}", name):
-                if of in self.seconds:
-                    return self.seconds[of]
-        return 0.1
 
+@pytest.fixture
+def small_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the process of the small engine leaves, where steps take so many times as long after each round."""
 
-def test_steps_of_the_small_engines_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = engine_steps.step_references(host("h200-vm"))
-    steps: dict[str, float] = {}
-    for network in engine_steps.CONFIGS:
-        fake = FakeEngine(seconds, network)
+    def run(seconds: dict[str, float], *slowdowns: float) -> dict[str, float]:
+        fake = FakeEngine(seconds)
+        fake.slowdowns = iter(slowdowns)
         small = types.SimpleNamespace(llm_engine=fake)
-        vllm = types.SimpleNamespace(LLM=lambda small=small, **options: small, SamplingParams=types.SimpleNamespace)
-        monkeypatch.setattr(engine_steps, "optional_library", lambda name, vllm=vllm: vllm)
-        monkeypatch.setattr(engine_steps, "time", types.SimpleNamespace(perf_counter=lambda fake=fake: fake.now))
-        engine_steps.main(str(tmp_path), network)
-        steps |= json.loads((tmp_path / "steps.json").read_text())
+        vllm = types.SimpleNamespace(LLM=lambda **options: small, SamplingParams=types.SimpleNamespace)
+        clock = types.SimpleNamespace(perf_counter=lambda: fake.now, sleep=fake.pause)
+        monkeypatch.setattr(engine_steps, "optional_library", lambda name: vllm)
+        monkeypatch.setattr(engine_steps, "time", clock)
+        engine_steps.main(str(tmp_path))
+        steps: dict[str, float] = json.loads((tmp_path / "steps.json").read_text())
+        return steps
+
+    return run
+
+
+def test_a_host_with_two_speeds_is_taken_at_its_mean(small_engine: Any) -> None:
+    seconds = engine_steps.step_references(host("h200-vm"))
+    steps = small_engine(seconds, 1.0, 1.75, 1.75)  # two rounds of five beside a neighbour
+    assert steps["round_spread"] == pytest.approx(1.75, rel=0.01)
+    assert steps["decode_8"] == pytest.approx(1.3 * seconds["decode_8"])
+    assert steps["prompt_600"] == pytest.approx(1.3 * seconds["prompt_600"])
+
+
+def test_steps_of_the_small_engine_are_told_apart(small_engine: Any) -> None:
+    seconds = engine_steps.step_references(host("h200-vm"))
+    steps = small_engine(seconds)
+    assert steps.pop("round_spread") == pytest.approx(1)
     assert steps == pytest.approx(seconds)
     seen, known = engine_steps.hosted_seconds(steps, 8e-6), host("h200-vm").engines["vllm"]
     assert seen is not None and seen.launch["prefill_attention"] == pytest.approx(2.5e-4)
     for field in ("step_floor", "step_floor_per_sequence", "request_overhead"):
         assert getattr(seen, field) == pytest.approx(getattr(known, field)), field
     assert seen.launch_factor == pytest.approx(1, rel=0.01)
-    assert seen.step_floor_per_state_group == pytest.approx(catalog.engine("vllm").step_floor_per_state_group)
-    for kind in ("moe", "chunk_scan", "state_update"):
-        assert seen.launch[kind] == pytest.approx(known.launch[kind], rel=0.02), kind
-
-
-def test_launches_of_experts_and_of_mamba_layers_are_their_own(quick: Any) -> None:
-    """A step of the small network with experts that takes longer is laid to their launches, and to nothing else."""
-    reference = engine_steps.step_references(host("h200-vm"))
-    plain, known = hosted_engine(catalog.engine("vllm"), host(quick())), host("h200-vm").engines["vllm"].launch
-    slower = hosted_engine(catalog.engine("vllm"), host(quick(prompt_600_experts=1.5, triton_launch=0.7)))
-    more = reference["prompt_600_experts"] / 2 / engine_steps.LAYERS
-    assert slower.launch["moe"] == pytest.approx(known["moe"] + more, rel=0.01)
-    assert {**slower.launch, "moe": 0} == pytest.approx({**plain.launch, "moe": 0})
-    hybrid = hosted_engine(catalog.engine("vllm"), host(quick(prompt_64_recurrent=1.5)))
-    assert hybrid.launch["chunk_scan"] > 1.4 * known["chunk_scan"] and hybrid.launch["moe"] == plain.launch["moe"]
-    assert hybrid.launch["state_update"] == 0, "the step beside a sequence that decodes took no longer"

@@ -42,6 +42,7 @@ _REFERENCE_LOOP = 0.032  # s of `_python_loop` there
 _LAUNCHES, _REPEATS = 2000, 10
 _SUSTAINED = 3.0  # s of products; the clocks have fallen after one
 _SETTLED = 1.0
+_SHARED = 1.3  # times as long in one round as in another: others use the same cores
 _PAUSE = 0.3  # s without work after which clocks are up again
 
 Log = Callable[[str], None]
@@ -82,10 +83,7 @@ QUANTITIES = {
     "prompt_64": Quantity("vLLM step of 64 tokens, in graphs", "s", "ms", 1e3),
     "prompt_600": Quantity("vLLM step of 600 tokens, no graphs", "s", "ms", 1e3),
     "first_token_64": Quantity("vLLM first token of 64", "s", "ms", 1e3),
-    "prompt_600_experts": Quantity("vLLM step of 600 tokens, experts", "s", "ms", 1e3),
-    "decode_1_recurrent": Quantity("vLLM decode step, 1 sequence, Mamba-2", "s", "ms", 1e3),
-    "prompt_64_recurrent": Quantity("vLLM step of 64 tokens, Mamba-2", "s", "ms", 1e3),
-    "prompt_64_beside_recurrent": Quantity("the same beside a sequence that decodes", "s", "ms", 1e3),
+    "round_spread": Quantity("slowest over fastest round of launches", "1", "×", 1.0),
 }
 
 
@@ -112,7 +110,9 @@ def profile_quick(output: str, device: str, say: Log) -> dict[str, Any]:
     if device == "cuda":
         steps, why = engine_steps(say)
         values |= steps
-        missing |= why
+        if why:
+            missing["engine_steps"] = why
+            say(f"steps of vLLM: not measured ({why})")
     if "launch" not in values or "python_loop" not in values:
         raise BadValue("kernel launches and Python could not be timed here, so no file was written")
     known = catalogue_device(str(about["device"]), float(about["memory"]))
@@ -136,6 +136,11 @@ def profile_quick(output: str, device: str, say: Log) -> dict[str, Any]:
     write_atomic(path, _text(measured))
     for line in table(figures):
         say(line)
+    if values.get("round_spread", 1.0) > _SHARED:
+        say(
+            f"this host has two speeds: launches took up to {values['round_spread']:.1f} times as long in one round as "
+            f"in another, as where cores are shared with other machines. Predictions take the mean"
+        )
     use = (
         f"give it with {flag('profile')}"
         if known

@@ -120,11 +120,12 @@ class KernelLookup:
             timed = shape.as_timed(timed, tables[key].axes)
             took = shape.base(worked, timed) * 2.0 ** _measured_ratio(tables[key], shape, timed) + added
         else:
+            surface_of = functools.partial(self.profile.surface_key, op.kind, key)
             lighter = octaves_lighter(op, self.formats, key)
-            took = surface_seconds(tables[key], shape, d, terms, lighter, tiles)
+            took = surface_seconds(tables[surface_of(d)], shape, d, terms, lighter, tiles)
             if self.user_rows:
                 took = took * self.user_rows.factor(
-                    op.kind, key, lambda d, terms: surface_seconds(tables[key], shape, d, terms, tiles=tiles)
+                    op.kind, key, lambda d, terms: surface_seconds(tables[surface_of(d)], shape, d, terms, tiles=tiles)
                 )
         if own_format and self.formats.row_tiles and (splits := self.profile.splits(op.kind, key)):
             took = took * splits.factor(d)

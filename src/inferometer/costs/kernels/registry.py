@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import hypot, log2
@@ -13,6 +13,7 @@ import msgspec
 
 from ...base.cache import cache_by_identity
 from ...base.files import decode_json
+from ...base.symbols import Value, scalar
 from ...specs.catalog import DATA, constants, hardware
 from ...specs.structs import Hardware, Spec
 from .surfaces import RowTiles, SplitTiles, Surface
@@ -48,6 +49,7 @@ class KernelProfile(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     fitted: dict[str, dict[str, Surface]] = {}  # kind -> format or head size -> surface
     row_tiles: dict[str, RowTiles] = {}  # format -> how its products take their rows, where that was seen
     split_tiles: dict[str, SplitTiles] = {}  # head size -> how decode attention spreads contexts over SMs, likewise
+    tuned: dict[str, list[tuple[int, int]]] = {}  # format -> experts and their width that the engine has settings for
     rows: tuple[TimedRow, ...] = ()  # of a user's file: surfaces of others are moved to where these lie
     warnings: tuple[str, ...] = ()  # about a user's file: rows that are not used, another device than the plan's
 
@@ -58,6 +60,18 @@ class KernelProfile(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def splits(self, kind: str, table_key: str) -> SplitTiles | None:
         """How a table's kernel cuts contexts: ``profile.splits("decode_attention", "128").block``"""
         return self.split_tiles.get(table_key) if kind == "decode_attention" else None
+
+    def surface_key(self, kind: str, table_key: str, dims: Mapping[str, Value]) -> str:
+        """The key of the surface that serves a shape: experts run with settings tuned for their sizes, or without.
+
+        ``read_profile("h200", "measured").surface_key("moe", "bf16", {"experts": 64, "inner": 1408})  # "bf16-untuned"``
+        """
+        if kind != "moe" or table_key not in self.tuned:
+            return table_key
+        sizes = dims["experts"], dims["inner"]
+        if not all(scalar(size) for size in sizes):
+            return table_key
+        return f"{table_key}-{'tuned' if sizes in self.tuned[table_key] else 'untuned'}"
 
 
 _left_out: ContextVar[frozenset[str]] = ContextVar("_left_out", default=frozenset())

@@ -243,13 +243,19 @@ def _latent_attention(queries: str, kept: Formula, *, span: str, absorbed: bool)
 
 
 def _expanded_attention(queries: str, heads: Formula, span: str) -> list[Op]:
-    """Prompts: the cached latents become full keys and values, a tensor like others, which is attended to."""
+    """Prompts: the cached latents become full keys and values, a tensor like others, which is attended to.
+
+    On the way keys get their rotary part beside the expanded one, and queries and the output are written once more.
+    """
     expanded = s.prefill_kv
     latent = s.kv_lora_rank + s.qk_rope_head_dim
     expand = _kv_b_proj(expanded)
     work = msgspec.structs.replace(expand.work, reads=0, kv_reads=expanded * latent * s.kv_bytes)
+    keys = heads * (s.qk_nope_head_dim + s.qk_rope_head_dim)
     return [
         msgspec.structs.replace(expand, work=work),
+        elementwise("key_concat", keys, m=expanded, flops=0, inputs=("kv_b_proj",)),
+        elementwise("query_copy", keys + heads * s.v_head_dim, m=s.prefill_tokens, flops=0, inputs=(queries,)),
         attention(
             "attention",
             "prefill",
@@ -260,7 +266,7 @@ def _expanded_attention(queries: str, heads: Formula, span: str) -> list[Op]:
             span=span,
             cached=False,
             kv=getattr(s, f"prefill_kv_{span}") if span else expanded,
-            inputs=(queries, "kv_b_proj"),
+            inputs=("query_copy", "key_concat", "kv_b_proj"),
         ),
     ]
 
