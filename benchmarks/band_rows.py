@@ -40,6 +40,7 @@ ANSWER = 128  # tokens of the answers that a static batch's E2E is of
 PLAN = frozenset(arguments(PlanArgs))
 OWN_MACHINES = {  # by parts of a run's name
     **dict.fromkeys(("ernie", "nemotron-h", "fp8-r20"), "11"),
+    "phi-3.5": "16",
     "same_r4": "3",
     "online": "3",
     "http": "2",

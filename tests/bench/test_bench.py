@@ -675,6 +675,14 @@ def test_addresses() -> None:
             server_root(bad)
 
 
+@pytest.mark.parametrize("scheme", ["http", "ftp"])
+def test_a_password_in_an_address_is_refused_and_not_printed(scheme: str) -> None:
+    with pytest.raises(BadValue) as refused:
+        server_root(f"{scheme}://me:s3cret@host:8000/v1")
+    assert "s3cret" not in str(refused.value) and "me" not in str(refused.value).split("://")[1].split("host")[0]
+    assert ("no user name or password" in str(refused.value)) == (scheme == "http")
+
+
 def test_prompts_share_what_the_trace_says() -> None:
     trace = synthetic(num_prompts=3, input_len=50, prefix_len=33, output_len=4, seed=5)
     made = [order.prompt() for order in planned_requests(trace, text=False, vocabulary=500, seed=5)]

@@ -394,6 +394,8 @@ def test_a_calibration_file_is_read_as_it_was_written(a: float, b: float, c: flo
         ("request = 1e9", "request must be from -60 to 60 s"),
         ("speed = 2", "`speed` is not known; allowed: prefill, decode"),
         ("prefill =", "is not valid TOML"),
+        ("", "has none of prefill, decode, mixed, eager, host and request, so it would change nothing"),
+        ("gpu = 'h200'", "so it would change nothing"),
     ],
 )
 def test_a_bad_calibration_is_one_sentence(run: Command, tmp_path: Path, text: str, sentence: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from time import perf_counter
@@ -70,13 +71,17 @@ def server_root(base_url: str, argument: str = "base_url") -> str:
     """The address without its path: ``root("http://host:8000/v1/")  # 'http://host:8000'``"""
     from urllib.parse import urlsplit
 
+    user, shown = False, re.sub(r"//[^/?#]*@", "//…@", base_url)  # a password is not printed
     try:
         parts = urlsplit(base_url.strip())
         good = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+        user = "@" in parts.netloc
     except ValueError:
         good = False
     if not good:
-        raise BadValue(f"`{argument}` must be an address such as http://localhost:8000, not {abbreviate(base_url)}")
+        raise BadValue(f"`{argument}` must be an address such as http://localhost:8000, not {abbreviate(shown)}")
+    if user:
+        raise BadValue(f"`{argument}` must have no user name or password, unlike {abbreviate(shown)}: use `api_key`")
     return base_url.strip().rstrip("/").removesuffix("/v1")
 
 

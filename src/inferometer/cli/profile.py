@@ -43,7 +43,9 @@ _ALSO = {
 @model_argument(required=False)
 @click.option("--kernels", is_flag=True, help="Time kernels by shape: GEMM, attention, experts, norms, copies.")
 @click.option(
-    "--quick", is_flag=True, help="Time this machine, for --profile: memory, clocks, kernel launches. Takes a minute."
+    "--quick",
+    is_flag=True,
+    help="Time this machine, for --profile: memory, clocks, kernel launches. Takes a minute or two.",
 )
 @click.option(
     "--launches", is_flag=True, help="Time the host, for --host-profile: kernel launches and Python. Takes seconds."

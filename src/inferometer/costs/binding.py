@@ -6,7 +6,6 @@ step_seconds(bound_plan, Step((Group(8, 1, 1024, decode=True),)))      # floats,
 
 from __future__ import annotations
 
-from math import inf
 from typing import NamedTuple
 
 from ..base.symbols import Env, Value, maximum_of, scalar, where
@@ -100,7 +99,7 @@ def bind(
         model = with_offload(model)
     runs_as, rounding = precision.formats(device, computed, plan.dtype), kernels.rounding(engine, device)
     if env["throttle"]:
-        env["hot_tokens"] = _hot_tokens(model, device, env) if set(runs_as.values()) <= SIXTEEN else inf
+        env["hot_seconds"] = _hot_seconds(model, device, plan, env) if set(runs_as.values()) <= SIXTEEN else 0.0
     state = {8: "fp8", 16: "bf16"}.get(int(model.state_bits), "fp32")
     formats = kernels.Formats(runs_as, plan.kv_cache_dtype, rounding, state, engine.row_tiles)
     answers = kernels.sources(engine, efficiency, places, nominal_device or device, formats, profile, device)
@@ -109,13 +108,16 @@ def bind(
     return BoundPlan(model, device, engine, plan, env, answers, tuple(notes), hf_token)
 
 
-def _hot_tokens(model: Model, device: Hardware, env: Env) -> float:
-    """Decoding tokens of a step from which on falling clocks are felt in full; more where few weights work for a token.
+def _hot_seconds(model: Model, device: Hardware, plan: Plan, env: Env) -> float:
+    """Seconds of a decode step for each of its tokens within which falling clocks are felt in full.
 
-    Of 16-bit products: with 8-bit ones no step of up to 512 sequences was seen to lose time.
+    Matrix units are then as busy as the device's ``throttle_decode``, a share of their peak. Of 16-bit products: with
+    8-bit ones no step of up to 512 sequences was seen to lose time.
     """
-    stored, active = (float(roofline.weight_sum(model.blocks, env, field)) for field in ("params", "active"))
-    return device.throttle_decode * stored / max(active, 1.0)
+    active = float(roofline.weight_sum(model.blocks, env, "active"))
+    ranks = plan.tensor_parallel_size * plan.pipeline_parallel_size
+    peak = next(device.flops[name] for name in ("bf16", "fp16", *device.flops) if name in device.flops)
+    return 2 * active / (ranks * peak * device.throttle_decode)
 
 
 def _link_env(places: dict[str, parallelism.Place], device: Hardware) -> dict[str, Value]:

@@ -171,21 +171,24 @@ def host_seconds(
         beyond = maximum_of(launching + planning - kernels - ahead, 0.0)
     else:
         beyond = planning + maximum_of(launching - kernels, 0.0)
-    return engine.step_overhead + beyond + throttle_seconds(sums, kernels)
+    return engine.step_overhead + beyond + throttle_seconds(sums, kernels, beyond)
 
 
-def throttle_seconds(sums: Env, kernels: Value) -> Value:
+def throttle_seconds(sums: Env, kernels: Value, beyond: Value = 0.0) -> Value:
     """Seconds that falling clocks add: prompts keep the matrix units busy until the power limit lowers the clocks.
 
     The loss of speed after t busy seconds is ``throttle · (1 - (1 - thermal_state) · exp(-t / throttle_after))``: it
     grows to ``throttle``, and a chip that was busy before begins with a share ``thermal_state`` of it. Returned is its
     mean over ``in_a_row`` equal steps that follow each other. Answers go on for seconds: their steps lose all
-    of it from ``hot_tokens`` sequences on, and with the square of their number below that.
+    of it where they take no more than ``hot_seconds`` a token, and with the cube of that share where they take more,
+    what they wait for the host ``beyond`` their kernels included.
     """
     if not sums["throttle"]:
         return 0.0
     busy = kernels * sums["prefill_tokens"] / maximum_of(sums["tokens"], 1)
     time = maximum_of(busy * sums["in_a_row"] / sums["throttle_after"], 1e-9)  # in time constants
     prompts = busy * (1 - (1 - sums.get("thermal_state", 0.0)) * (1 - exp(-time)) / time)
-    decodes = (kernels - busy) * minimum_of(sums["decode_tokens"] / sums["hot_tokens"], 1.0) ** 2
+    rest = kernels - busy
+    hot = sums["decode_tokens"] * sums["hot_seconds"] / maximum_of(rest + beyond, 1e-9)
+    decodes = rest * minimum_of(hot, 1.0) ** 3
     return sums["throttle"] * (prompts + decodes)

@@ -32,7 +32,7 @@ class EngineTime:
         self._launching: dict[tuple[int, bool, bool], tuple[float, float]] = {}
         self._per_sequence = engine.step_floor_per_sequence
         self._throttle, self._throttle_after = float(env["throttle"]), float(env["throttle_after"])
-        self._hot_tokens = float(env.get("hot_tokens", 1.0))
+        self._hot_seconds = float(env.get("hot_seconds", 0.0))
 
     def _host_work(self, tokens: int, num_new: int, num_decoding: int, num_seqs: int) -> tuple[float, float]:
         """Seconds to launch the kernels of a step, and to plan it."""
@@ -74,7 +74,7 @@ class EngineTime:
         else:
             beyond = planning + (launching - kernels if launching > kernels else 0.0)
         seconds = kernels + (
-            self.overhead + beyond + self._throttle_seconds(kernels, num_new, num_decoding, thermal_state)
+            self.overhead + beyond + self._throttle_seconds(kernels, beyond, num_new, num_decoding, thermal_state)
         )
         if self._factor is not None:
             return seconds * self._factor
@@ -84,7 +84,9 @@ class EngineTime:
         env["decode_tokens"], env["decode_seqs"] = num_decoding, num_seqs
         return float(seconds * binding.calibration_factor(self.bound_plan, env))
 
-    def _throttle_seconds(self, kernels: float, num_new: int, num_decoding: int, thermal_state: float) -> float:
+    def _throttle_seconds(
+        self, kernels: float, beyond: float, num_new: int, num_decoding: int, thermal_state: float
+    ) -> float:
         """`host.throttle_seconds` of one step."""
         if not self._throttle:
             return 0.0
@@ -93,8 +95,10 @@ class EngineTime:
         if time < 1e-9:
             time = 1e-9
         prompts = busy * (1 - (1 - thermal_state) * (1 - exp(-time)) / time)
-        hot = num_decoding / self._hot_tokens
-        return self._throttle * (prompts + (kernels - busy) * (hot * hot if hot < 1.0 else 1.0))
+        rest = kernels - busy
+        whole = rest + beyond
+        hot = num_decoding * self._hot_seconds / (whole if whole > 1e-9 else 1e-9)
+        return self._throttle * (prompts + rest * (hot * hot * hot if hot < 1.0 else 1.0))
 
 
 class Throttle:

@@ -38,7 +38,11 @@ def calibration(given: str | Calibration) -> Calibration:
     path = input_path(given)
     if not is_input(path):
         raise BadFile(f"no calibration file {abbreviate(given)}", field="calibration")
-    return _checked(convert(read_toml(path), Calibration, f"calibration {path}"), f"calibration {path}")
+    content = read_toml(path)
+    read = _checked(convert(content, Calibration, f"calibration {path}"), f"calibration {path}")
+    if not {*FACTORS, "request"} & content.keys():
+        raise BadFile(f"calibration {path} has none of {', '.join(FACTORS)} and request, so it would change nothing")
+    return read
 
 
 def _checked(calibration: Calibration, where: str) -> Calibration:

@@ -53,7 +53,7 @@ class Hardware(Spec, frozen=True, kw_only=True):
     reach_memory: float = 0.0  # share of its bandwidth that the best kernels get; 0 of either: see data/reach.toml
     throttle: float = 0.0  # share of time more that matrix work takes once the power limit has lowered the clocks
     throttle_after: float = 0.1  # s until most of that is felt
-    throttle_decode: float = 400.0  # sequences of a dense model from which on their decode steps feel all of it
+    throttle_decode: float = 0.55  # share of peak FLOP/s in a decode step from which on it feels all of it
     price_per_hour: float = 0.0  # USD
     gpus_per_node: int = 8
     interconnect: str = "pcie"  # which of `links` joins the devices of a node

@@ -64,7 +64,7 @@ class KernelProfile(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def surface_key(self, kind: str, table_key: str, dims: Mapping[str, Value]) -> str:
         """The key of the surface that serves a shape: experts run with settings tuned for their sizes, or without.
 
-        ``read_profile("h200", "measured").surface_key("moe", "bf16", {"experts": 64, "inner": 1408})  # "bf16-untuned"``
+        ``profile.surface_key("moe", "bf16", {"experts": 64, "inner": 1408})  # "bf16-untuned"``
         """
         if kind != "moe" or table_key not in self.tuned:
             return table_key
