@@ -21,6 +21,7 @@ from math import inf, nan
 from typing import Any
 
 import msgspec
+from starlette.middleware.cors import CORSMiddleware
 
 from ... import __version__
 from ...serving.live_fleet import ABORTED, LiveFleet, LiveRequest
@@ -111,6 +112,8 @@ class MockServer:
         self.metrics = VllmMetrics(served.names[0], served.max_model_len, fleet)
         self.routes = _routes(self)
         self.observer = Observer(self._answer, RequestLog(log), [path for _, path in self.routes])
+        every = ("*",)  # pages of any origin may ask, as vLLM lets them
+        self.across = CORSMiddleware(self.observer, allow_origins=every, allow_methods=every, allow_headers=every)
         self.connections: Callable[[], int] = lambda: 0
         self.refusal: Callable[[int, str], JsonAnswer] = error_answer
         self.bodies = 0  # bytes that are held
@@ -126,7 +129,7 @@ class MockServer:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         else:
-            await self.observer(scope, receive, send)
+            await self.across(scope, receive, send)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         """The clock begins with the server."""
