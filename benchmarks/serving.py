@@ -96,7 +96,7 @@ def h200() -> Iterator[Case]:
 
 
 def own() -> Iterator[Case]:
-    """vLLM 0.25.1 on four more H200s (`benchmarks/data`): in process, by HTTP, and plans of `search -o` as written."""
+    """vLLM 0.25.1 on six more H200s (`benchmarks/data`): in process, by HTTP, and plans of `search -o` as written."""
     for path in sorted(DATA.glob("h200_*_*_*.csv")):
         _, way, model, load = path.stem.split("_", 3)
         if way in ("online", "http"):
