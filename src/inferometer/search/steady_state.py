@@ -184,7 +184,8 @@ class StageSeconds:
 
     def total(self, stage: BoundPlan, kernels: Value, thermal_state: Value = 0.0) -> Any:
         """A step's seconds on a stage with these kernel seconds, the host's time included."""
-        env = {**self.env, "thermal_state": thermal_state}
+        hot = {name: stage.env[name] for name in ("hot_seconds",) if name in stage.env}  # of its own layers
+        env = {**self.env, **hot, "thermal_state": thermal_state}
         overhead = host.host_seconds(stage.model, stage.engine, env, kernels)
         return (kernels + overhead) * calibration_factor(stage, env)
 

@@ -21,7 +21,6 @@ from math import inf, nan
 from typing import Any
 
 import msgspec
-from starlette.middleware.cors import CORSMiddleware
 
 from ... import __version__
 from ...serving.live_fleet import ABORTED, LiveFleet, LiveRequest
@@ -105,6 +104,8 @@ class MockServer:
         version: str = "",
         log: str = "off",
     ) -> None:
+        from starlette.middleware.cors import CORSMiddleware
+
         self.fleet, self.served, self.output_lengths, self.speed = fleet, served, output_lengths, speed
         self.key = hashlib.sha256(api_key.encode()).digest() if api_key else b""
         self.prompt_details, self.version = prompt_details, version
