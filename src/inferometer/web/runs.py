@@ -356,13 +356,15 @@ def _over_time(outcome: Outcome) -> dict[str, Any]:
 
 
 def _json_tables(given: Any) -> Any:
-    """Tables in tables, their columns for JSON."""
+    """Tables in tables, their columns for JSON; single times have the digits of those in columns."""
     import numpy as np
 
     if isinstance(given, Mapping):
         return {name: _json_tables(value) for name, value in given.items()}
     if isinstance(given, list):
         return [_json_tables(value) for value in given]
+    if isinstance(given, float):
+        return _json_column(np.array([given]))[0]
     return _json_column(given) if isinstance(given, np.ndarray) else given
 
 

@@ -208,9 +208,7 @@ export function replayer(oncursor) {
     h("div", { class: "player" }, legend, labelled("Show", span)),
     bars.element,
   );
-  // a slider keeps fewer digits than a time has, so its end may lie just before the last request's
-  const chosen = () => (Number(bar.value) > data.end_s * (1 - 1e-9) ? data.end_s : Number(bar.value));
-  bar.addEventListener("input", () => seek(chosen()));
+  bar.addEventListener("input", () => seek(Number(bar.value)));
   element.addEventListener("keydown", onkey);
 
   const replica = () => (which.value === "" ? null : Number(which.value));
