@@ -166,8 +166,10 @@ def _vllm(row: Row) -> dict[str, Any]:
     model, date, many, given = row["model"], row["date"], _concurrency(row), int(row["input_len"])
     wide = {"kv_cache_dtype": "fp8", "max_cudagraph_capture_size": 2048, "max_num_batched_tokens": 2 * given}
     if "gpt-oss" in model:
+        # Hopper's scripts have VLLM_MXFP4_USE_MARLIN=1 since 2026-01-02; images before vLLM 0.12 have no other kernels
+        experts = {} if row["gpu"].startswith("b") else {"moe_backend": "marlin"}
         wide = {"max_cudagraph_capture_size": 2048, "max_num_batched_tokens": 8192, "max_num_seqs": many}
-        return {"async_scheduling": True, **(wide if date >= "2025-12" else {})}
+        return {"async_scheduling": True, **experts, **(wide if date >= "2025-12" else {})}
     if "MiniMax" in model and row["gpu"].startswith("b"):
         if row["engine_version"] == "0.17.0":  # its test was EP_SIZE >= 1, so experts were always spread
             return {"gpu_memory_utilization": 0.95, "block_size": 32, "enable_expert_parallel": True}

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 import sys
 
+import carried_experts
 import msgspec
 import numpy as np
 from fit_surface import fit, rising
@@ -513,6 +514,8 @@ def fit_tables(device: str, engine: str, name: str, kinds: list[str]) -> None:
     for rows in everything(device, engine):
         if kinds and rows.kind not in kinds:
             continue
+        if rows.table_key == carried_experts.FORMAT and catalog.hardware(device).architecture == "hopper":
+            rows = carried_experts.carried(device, rows)
         tiles = tiles_of(rows)
         tiled |= {} if tiles is None else {rows.table_key: tiles}
         fitted.setdefault(rows.kind, {})[rows.table_key] = surface(rows, tiles)

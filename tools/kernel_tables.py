@@ -194,9 +194,11 @@ def mixtures(device: str, engine: str) -> Iterator[SizedRows]:
     columns = table(f"{TABLES[device][engine]}__moe_perf")
     even = "balanced" if "balanced" in set(columns.get("distribution", [])) else "power_law_1.01"
     odd = {"fp8"} if engine == "vllm" and catalog.hardware(device).architecture == "hopper" else set()
-    for number in sorted(set(columns.get("moe_dtype", [])) & set(NUMBERS) - odd):
-        chosen = (columns["moe_dtype"] == number) & (columns["distribution"] == even)
-        chosen &= ~np.char.endswith(columns["kernel_source"].astype(str), "nongated")
+    kernels = columns.get("kernel_source", np.zeros(0)).astype(str)
+    formats = np.array([expert_format(*one) for one in zip(columns.get("moe_dtype", []), kernels, strict=True)])
+    plain = (columns["distribution"] == even) & ~np.char.endswith(kernels, "nongated") if columns else np.zeros(0)
+    for number in sorted({*formats} - odd - {""}):
+        chosen = plain & (formats == number)
         names = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
         tokens, hidden, inner, top_k, count, tp, ep = (columns[name][chosen].astype(float) for name in names)
         sizes = {
@@ -209,7 +211,16 @@ def mixtures(device: str, engine: str) -> Iterator[SizedRows]:
             "even": 1,
         }
         seconds = columns["latency"][chosen] / 1e3
-        yield SizedRows("moe", NUMBERS[number], sizes, seconds, held_out(tokens, hidden, inner / tp, count))
+        yield SizedRows("moe", number, sizes, seconds, held_out(tokens, hidden, inner / tp, count))
+
+
+def expert_format(number: str, kernel: str) -> str:
+    """Our name of a format, and of the kernel where an engine has two for it; '' for none of ours.
+
+    ``expert_format("w4a16_mxfp4", "vllm_gptossmxfp4moe_marlin_marlinexperts")  # "mxfp4-marlin"``
+    """
+    name = NUMBERS.get(number, "")
+    return f"{name}-marlin" if name == "mxfp4" and "marlin" in kernel else name
 
 
 def everything(device: str, engine: str) -> Iterator[TableRows]:

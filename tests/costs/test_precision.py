@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from inferometer import analyze
-from inferometer.base.errors import BadValue
+from inferometer.base.errors import BadValue, UnknownName
 from inferometer.costs.binding import BoundPlan
+from inferometer.costs.precision import computed_as
 from inferometer.inference.request import build_request
 from inferometer.specs import catalog
 
@@ -54,6 +55,47 @@ def test_a_report_says_what_weights_are_multiplied_as() -> None:
     assert (report.model.quantization["experts"], report.model.computed_as["experts"]) == ("mxfp4", "mxfp4-mxfp8")
     assert analyze(GPT_OSS, "h200", engine="trtllm").model.computed_as["experts"] == "mxfp4"
     assert analyze("llama-3.1-8b", "a100-sxm-80gb", quantization="fp8").model.computed_as["mlp"] == "w8a16"
+
+
+@pytest.mark.parametrize(
+    "model,gpu,backend,runs",
+    [
+        (GPT_OSS, "h200", None, "mxfp4"),  # Triton's kernel
+        (GPT_OSS, "h200", "marlin", "mxfp4-marlin"),
+        (GPT_OSS, "h200", "auto", "mxfp4"),
+        (GPT_OSS, "l40s", None, "mxfp4-marlin"),  # nothing else runs there
+        ("deepseek-v4-flash", "h200", None, "mxfp4-marlin"),
+        ("deepseek-v4-flash", "b200", None, "mxfp4-mxfp8"),
+        ("deepseek-v4-flash", "b200", "marlin", "mxfp4-marlin"),
+    ],
+)
+def test_experts_are_given_to_kernels_that_were_chosen(model: str, gpu: str, backend: str | None, runs: str) -> None:
+    bound_plan = build_request(model, gpu, engine="vllm", moe_backend=backend, tensor_parallel_size=8).bind()
+    computed = computed_as(bound_plan.engine, bound_plan.model, bound_plan.device, {"experts": "mxfp4"})
+    assert computed == {"experts": runs}
+
+
+def test_marlin_is_slower_with_long_prompts_alone() -> None:
+    """It widens weights as it goes: what counts is how fast weights come, until there are many rows for each expert."""
+    sizes = {"batch_size": 1, "input_len": 8000, "output_len": 64}
+    own, marlin = (analyze(GPT_OSS, "h200", moe_backend=name, **sizes) for name in ("auto", "marlin"))
+    seconds = [
+        sum(op.seconds for op in report.phases["prefill"].ops if op.name == "experts") for report in (own, marlin)
+    ]
+    assert 1.5 < seconds[1] / seconds[0] < 3
+    assert 0.85 * own.metrics.tpot_ms < marlin.metrics.tpot_ms < own.metrics.tpot_ms
+    assert marlin.memory.weights_bytes > own.memory.weights_bytes, "Marlin pads 2,880 to 3,072"
+
+
+def test_what_has_no_such_kernels_is_said() -> None:
+    report = analyze("qwen3-30b-a3b", "h200", moe_backend="marlin")
+    assert any("marlin is not modelled for experts in bf16" in warning for warning in report.warnings)
+    assert report.metrics == analyze("qwen3-30b-a3b", "h200").metrics
+    assert not analyze("llama-3.1-8b", "h200", moe_backend="marlin").warnings, "it has no experts"
+    with pytest.raises(UnknownName, match="did you mean marlin"):
+        analyze(GPT_OSS, "h200", moe_backend="martin")
+    with pytest.raises(BadValue, match="SGLang has no"):
+        analyze(GPT_OSS, "h200", engine="sglang", moe_backend="marlin")
 
 
 @pytest.mark.parametrize("version,format_name", [("0.19", "fp32-ieee"), ("0.23", "bf16")])

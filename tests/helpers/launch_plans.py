@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from inferometer.search.launch.bench_command import bench
 from inferometer.search.launch.plan_launch import launches
 from inferometer.search.launch.processes import SERVERS, Launch
@@ -42,10 +44,13 @@ def pool_of(role: str = "both", tp: int = 1, pp: int = 1, dp: int = 1, ep: bool 
     )
 
 
-def launches_of(*pools: PoolSpec, versions: dict[str, str] | None = None, **changes: Any) -> dict[str, Launch]:
+def launches_of(
+    *pools: PoolSpec, versions: dict[str, str] | None = None, moe_backend: str = "", **changes: Any
+) -> dict[str, Launch]:
     """A plan by engine; ``versions`` of engines: ``launches_of(pool_of(), versions={"vllm": "0.15"})``"""
     names = {name: f"{name}@{(versions or {})[name]}" if name in (versions or {}) else name for name in SERVERS}
     engines = {(name, role): catalog.engine(names[name]) for name in SERVERS for role in ("both", "prefill", "decode")}
+    engines = {key: msgspec.structs.replace(one, moe_backend=moe_backend) for key, one in engines.items()}
     model = ServedModel("owner/model", 8, max_len=131072, engines=engines)
     traffic = build_traffic(input_len=1000, output_len=200, request_rate=2.0)
     check = bench(traffic, build_objective("throughput", "ttft:200", 0.9), request_rate=2.0, count=200)

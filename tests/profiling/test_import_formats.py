@@ -250,6 +250,13 @@ def test_ungated_experts_are_told_by_their_kernel_too(tmp_path: Path) -> None:
     ]
 
 
+def test_two_kernels_for_experts_in_mxfp4_are_told_apart(tmp_path: Path) -> None:
+    other = MOE | {"moe_dtype": "w4a16_mxfp4"}
+    rows = aic("moe", other, kernel="gptossmxfp4moe_marlin") + aic("moe", other | {"num_tokens": 32}, kernel="triton")
+    found, _, _ = take(table(tmp_path / "t.csv", rows))
+    assert sorted(dtype for dtype, _, _ in found.values()) == ["mxfp4", "mxfp4-marlin"]
+
+
 @pytest.mark.skipif(not HAS_PYARROW, reason="pyarrow is not installed")
 def test_parquet_is_read_like_csv(tmp_path: Path) -> None:
     import pyarrow

@@ -133,6 +133,14 @@ def test_old_vllm_has_no_draft_models() -> None:
     assert launches_of(pool_of(**BF16), speculation=NGRAM, versions={"vllm": "0.14"})["vllm"].processes
 
 
+@pytest.mark.parametrize("version,is_flag", [("0.16", False), ("0.17", True), ("0.25", True)])
+def test_kernels_for_experts_that_were_chosen(version: str, is_flag: bool) -> None:
+    launch = launches_of(pool_of(**BF16), versions={"vllm": version}, moe_backend="marlin")["vllm"]
+    assert ("--moe-backend" in argv(launch)) == is_flag
+    assert launch.processes[0].env.get("VLLM_MXFP4_USE_MARLIN") == (None if is_flag else "1")
+    assert "--moe-backend" not in argv(launches_of(pool_of(**BF16))["vllm"])
+
+
 def test_a_head_is_no_draft_model() -> None:
     plans = launches_of(pool_of(**BF16), speculation=DRAFT, speculative_head="eagle3")
     assert json.loads(after(argv(plans["vllm"]), "--speculative-config"))["method"] == "eagle3"

@@ -246,6 +246,22 @@ def test_a_folder_may_be_called_like_a_server(run: Callable[..., Ran], tmp_path:
     refused(run("analyze", str(tmp_path / "my ollama models" / "config.json"), "--gpu", "h200"), "no such file")
 
 
+@pytest.mark.parametrize(
+    "text,chosen",
+    [
+        ("vllm serve m/x --moe-backend marlin", "marlin"),
+        ("vllm serve m/x --kernel-config.moe_backend=auto", None),
+        ("VLLM_MXFP4_USE_MARLIN=1 vllm serve m/x", "marlin"),
+        ("VLLM_MXFP4_USE_MARLIN=0 vllm serve m/x", None),
+        ("vllm serve m/x --moe-backend auto", None),
+        ("vllm serve m/x --moe-backend deep-gemm", None),
+    ],
+)
+def test_kernels_for_experts(text: str, chosen: str | None) -> None:
+    assert server_command(text).arguments.get("moe_backend") == chosen
+    assert status("vllm serve m/x --moe-backend deep-gemm")["--moe-backend"] == "not modelled"
+
+
 def test_shapes_of_commands_that_people_publish() -> None:
     """Variables in front, short and long names, aliases, switches of kernels; no flag is without a status."""
     flags = status(

@@ -46,7 +46,9 @@ def _computed_as(engine: Engine, model: Model, device: Hardware, role: str, name
             rule.precision == name
             and (not rule.model_types or model.family in rule.model_types)
             and (not rule.vendors or device.vendor in rule.vendors)
+            and (not rule.architectures or device.architecture in rule.architectures)
             and (not rule.roles or role in rule.roles)
+            and rule.moe_backend in ("", engine.moe_backend)
             and (not rule.version_below or version_number(engine.version) < version_number(rule.version_below))
         ):
             return rule.runs_as

@@ -118,7 +118,8 @@ class Request(NamedTuple):
         """
         same = self.ruled_engine is not None and self.engine.name == name
         engine = self.ruled_engine if same and self.ruled_engine else catalog.engine(name)
-        return engine_rules.resolve(engine, _facts(engine, self.device, self.model, plan))
+        given = {"moe_backend": self.engine.moe_backend} if same else {}
+        return engine_rules.resolve(engine, _facts(engine, self.device, self.model, plan), given)
 
 
 def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs]) -> Request:
@@ -152,6 +153,7 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
     if missing:
         raise BadValue(missing)
     warnings = [*network.warnings, *format_warnings, *_check_lengths(args, plan, workload, network)]
+    warnings += _check_moe_backend(engine, network, device, roles)
     profile = None if args.profile is None or measured is not None else _user_profile(args.profile, device, entry)
     warnings += profile.warnings if profile is not None else ()
     warnings += (
@@ -216,6 +218,7 @@ def _resolved(
         "max_num_seqs": args.max_num_seqs,
         "memory_utilization": args.gpu_memory_utilization,
         "block_size": args.block_size,
+        "moe_backend": _moe_backend(args.moe_backend, engine),
         "prefill_graph_tokens": args.max_prefill_cudagraph_capture_size,
         **_graphs_up_to(engine, args.max_cudagraph_capture_size),
     }
@@ -227,6 +230,18 @@ def _resolved(
         speculation=speculation,
     )
     return engine_rules.resolve(engine, _facts(engine, device, network, layout), given), given
+
+
+def _moe_backend(text: str | None, engine: Engine) -> str | None:
+    """The kernels that experts are given to, None where the engine chooses."""
+    name = (text or "auto").lower().replace("-", "_")
+    if name == "auto":
+        return None
+    if not engine.moe_backends:
+        raise BadValue(f"{engine.label or engine.name} has no `moe_backend` to choose; leave it away")
+    if name not in engine.moe_backends:
+        raise UnknownName("`moe_backend`", str(text), ("auto", *engine.moe_backends))
+    return name
 
 
 def _facts(engine: Engine, device: Hardware, network: Model, plan: Plan) -> engine_rules.RuleFacts:
@@ -409,6 +424,20 @@ def _given_cache(text: str, engine: Engine, dtype: str) -> str:
             field="kv_cache_dtype",
         )
     return given
+
+
+def _check_moe_backend(engine: Engine, network: Model, device: Hardware, roles: dict[str, str]) -> list[str]:
+    """A warning where the kernels that were chosen for experts do not multiply theirs."""
+    free = msgspec.structs.replace(engine, moe_backend="")
+    chosen, own = (precision.computed_as(one, network, device, roles)["experts"] for one in (engine, free))
+    if not engine.moe_backend or "mixture" not in _layer_kinds(network) or chosen != own:
+        return []
+    if any(rule.moe_backend == engine.moe_backend and rule.precision == roles["experts"] for rule in engine.compute):
+        return []  # the engine chooses the same by itself
+    return [
+        f"{flag('moe_backend')} {engine.moe_backend} is not modelled for experts in {roles['experts']}: they are taken "
+        f"as {engine.label or engine.name} chooses"
+    ]
 
 
 def _check_lengths(args: PlanArgs, plan: Plan, workload: Workload, network: Model) -> list[str]:

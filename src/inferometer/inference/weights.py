@@ -57,7 +57,11 @@ def weight_bytes(bound_plan: BoundPlan) -> Value:
 def expert_kernel(bound_plan: BoundPlan) -> ExpertKernel | None:
     """The kernel that the engine takes for these experts, where it keeps them in a way of its own."""
     for kernel in bound_plan.engine.expert_kernels:
-        if kernel.precision == bound_plan.plan.quantization and bound_plan.device.architecture in kernel.architectures:
+        if (
+            kernel.precision == bound_plan.plan.quantization
+            and bound_plan.device.architecture in kernel.architectures
+            and kernel.moe_backend in ("", bound_plan.engine.moe_backend)
+        ):
             return kernel
     return None
 

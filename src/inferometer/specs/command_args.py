@@ -381,6 +381,7 @@ class SearchArgs(SearchSpaceArgs):
     routing_skew: Annotated[float, arg("How unevenly experts are chosen: 0 is uniform, 1 always the same experts.")] = (
         0.0
     )
+    moe_backend: Annotated[str | None, arg("Kernels for experts: marlin (vLLM).", default_text="engine default")] = None
     assume_decoder: Annotated[bool, arg("Treat a model of unknown structure as a Llama-like decoder.")] = False
     hf_token: Annotated[str | None, arg("Hugging Face token for gated models; or set HF_TOKEN.", secret=True)] = None
     backend: Annotated[str, arg("Where simulations run: processes, dask or ray.")] = "processes"

@@ -49,6 +49,7 @@ class PlanKwargs(TypedDict, total=False):
     profile: str | None
     calibration: str | Calibration | None
     routing_skew: float | None
+    moe_backend: str | None
     max_model_len: int | None
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
@@ -112,6 +113,7 @@ class SimulatedKwargs(TypedDict, total=False):
     profile: str | None
     calibration: str | Calibration | None
     routing_skew: float | None
+    moe_backend: str | None
     max_model_len: int | None
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
@@ -181,6 +183,7 @@ class SimulateKwargs(TypedDict, total=False):
     profile: str | None
     calibration: str | Calibration | None
     routing_skew: float | None
+    moe_backend: str | None
     max_model_len: int | None
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
@@ -258,6 +261,7 @@ class CapacityKwargs(TypedDict, total=False):
     profile: str | None
     calibration: str | Calibration | None
     routing_skew: float | None
+    moe_backend: str | None
     max_model_len: int | None
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
@@ -338,6 +342,7 @@ class SearchKwargs(TypedDict, total=False):
     calibration: str | None
     gpu_memory_utilization: float | None
     routing_skew: float | None
+    moe_backend: str | None
     assume_decoder: bool | None
     hf_token: str | None
     backend: str | None
@@ -414,6 +419,7 @@ class SessionSearchKwargs(TypedDict, total=False):
     calibration: str | None
     gpu_memory_utilization: float | None
     routing_skew: float | None
+    moe_backend: str | None
     assume_decoder: bool | None
     hf_token: str | None
     backend: str | None

@@ -249,6 +249,16 @@ class EngineArgs(KVOffloadArgs):
             slider=Slider(0, 1, 0.05),
         ),
     ] = 0.0
+    moe_backend: Annotated[
+        str | None,
+        arg(
+            "Kernels that experts are given to: marlin (vLLM; weights of 4 and 8 bits in 16-bit products).",
+            default_text="engine default",
+            metavar="NAME",
+            label="Expert kernels",
+            offered=("auto", "marlin"),
+        ),
+    ] = None
     max_model_len: Annotated[
         Annotated[int, arg("", ge=1, le=10**9)] | None,
         arg(

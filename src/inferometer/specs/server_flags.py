@@ -56,6 +56,7 @@ class FlagTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     arguments: dict[str, str]
     no_effect: dict[str, str]
     checkpoint_quantizations: list[str] = []  # what names the format of a checkpoint, which says it itself
+    variables: dict[str, dict[str, str]] = {}  # of the environment: what they set where they are on
     flags: dict[str, dict[str, list[str]]]
 
 
@@ -295,6 +296,13 @@ class _Reading:
         else:
             self.set["max_model_len"] = whole(value)
 
+    def _moe_backend(self, use: FlagUse, value: Any) -> None:
+        name = str(value).lower().replace("-", "_")
+        if name in catalog.engine(self.engine).moe_backends:
+            self.set["moe_backend"] = name
+        elif name != "auto":
+            use.status, use.note, use.argument = NOT_MODELLED, "the experts are taken as the engine chooses", ""
+
     # ---- CUDA graphs
 
     def _enforce_eager(self, use: FlagUse, value: Any) -> None:
@@ -452,9 +460,16 @@ class _Reading:
 
     def _environment(self) -> None:
         for name, value in self.launch.environment.items():
-            if name.startswith(_OWN_VARIABLES):
-                shown = "…" if _SECRET.search(name) else value
-                self.flags.append(FlagUse(flag=name, value=shown, status=NOT_MODELLED, note="an environment variable"))
+            if not name.startswith(_OWN_VARIABLES):
+                continue
+            use = FlagUse(flag=name, value="…" if _SECRET.search(name) else value, note="an environment variable")
+            self.flags.append(use)
+            sets = self.table.variables.get(name)
+            if sets is None:
+                use.status = NOT_MODELLED
+            elif is_true(value):
+                use.argument = next(iter(sets))
+                self.set |= sets
 
     def _version(self) -> str:
         """The image's version if its defaults are known, else the nearest that is."""

@@ -78,7 +78,9 @@ class ComputeRule(Spec, frozen=True, kw_only=True):
     runs_as: str  # the precision whose kernels it runs
     model_types: tuple[str, ...] = ()  # of these models only; () = of all
     vendors: tuple[str, ...] = ()  # on devices of these only; () = on all
+    architectures: tuple[str, ...] = ()  # on devices of these only; () = on all
     roles: tuple[str, ...] = ()  # of these groups of weights only; () = of all
+    moe_backend: str = ""  # where experts are given to these kernels only; '' = also where the engine chooses
     version_below: str = ""  # by releases before this one
     source: str = ""
 
@@ -88,6 +90,7 @@ class ExpertKernel(Spec, frozen=True, kw_only=True):
 
     precision: str  # of the weights, as they are stored
     architectures: tuple[str, ...] = ()  # of devices on which the engine takes it
+    moe_backend: str = ""  # where experts are given to these kernels only; '' = also where the engine chooses
     hidden: int = 1  # sizes are rounded up to multiples of these
     inner: int = 1
     bias_bytes: float = 0.0  # of an element; 0 = as activations
@@ -186,6 +189,7 @@ class Engine(Spec, frozen=True, kw_only=True):
     kv_cache_dtypes: tuple[str, ...] = ()  # formats that it can keep a KV cache in besides the model's; () = any
     fp8_ds_mla: tuple[str, ...] = ()  # architectures and devices on which sparse latents in fp8 are packed with scales
     compute: tuple[ComputeRule, ...] = ()  # the first that holds; without one a precision runs as it says itself
+    moe_backend: str = ""  # the kernels that it was told to give experts to; '' = it chooses
     async_scheduling: bool = False  # a step is planned while the one before it runs
     launches_before_results: bool = False  # the next step is launched before the last one's results are looked at
     load_steps: int = 0  # steps after which it sees that blocks have come from a tier, where it schedules ahead
@@ -204,6 +208,11 @@ class Engine(Spec, frozen=True, kw_only=True):
     mixed_factor: float = 1.0  # a further one on steps that have both
     eager_factor: float = 1.0  # a further one on decode steps outside of CUDA graphs
     source: dict[str, str] = {}
+
+    @property
+    def moe_backends(self) -> tuple[str, ...]:
+        """The kernels for experts that a user can choose: ``catalog.engine("vllm").moe_backends  # ("marlin",)``"""
+        return tuple(dict.fromkeys(rule.moe_backend for rule in self.compute if rule.moe_backend))
 
 
 class HostedEngine(Spec, frozen=True, kw_only=True):

@@ -37,6 +37,7 @@ DTYPES = {
     "int4_wo": "w4a16",
     "nvfp4": "nvfp4",
     "w4a16_mxfp4": "mxfp4",
+    "w4a16_mxfp4 marlin": "mxfp4-marlin",  # our word for rows of that kernel
     "w4a8_mxfp4_mxfp8": "mxfp4-mxfp8",
 }
 NO_KIND = {
@@ -211,7 +212,9 @@ def _moe(r: OperationRows) -> list[RowBatch]:
         "top_k": r.whole("topk"),
         "ep": spread,
     }
-    kernels, dtypes = r.texts("kernel_source"), r.texts("moe_dtype")
+    kernels = r.texts("kernel_source")
+    marlin = ["w4a16_mxfp4" if "marlin" in kernel else "" for kernel in kernels]
+    dtypes = [f"{word} marlin" if word == own else word for word, own in zip(r.texts("moe_dtype"), marlin, strict=True)]
     sizes = zip(hidden.tolist(), inner.tolist(), experts.tolist(), strict=True)
     single = [size in _ungated() or "nongated" in kernel for size, kernel in zip(sizes, kernels, strict=True)]
     skews = [_skew(word) for word in r.texts("distribution", "balanced")]

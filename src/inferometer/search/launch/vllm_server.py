@@ -28,6 +28,10 @@ def vllm_server(pool: PoolSpec, model: ServedModel, nodes: int) -> dict[str, Any
     """Fields of the `Process` of one server of a pool: its arguments, those of its other nodes, its environment."""
     flags: list[Any] = _sizes(pool)
     flags += ["--enable-expert-parallel"] if pool.enable_expert_parallel else []
+    engine = model.engine(VLLM, pool)
+    old = version_number(engine.version) < version_number("0.17")  # v0.16.0 has no --moe-backend, v0.25.0 no variable
+    flags += ["--moe-backend", engine.moe_backend] if engine.moe_backend and not old else []
+    variables = {"VLLM_MXFP4_USE_MARLIN": "1"} if engine.moe_backend and old else {}
     quantization, cache_dtype = model.weights(VLLM, pool).quantization, model.cache_dtype(VLLM, pool)
     flags += ["--quantization", quantization] if quantization else []
     flags += ["--kv-cache-dtype", cache_dtype] if cache_dtype else []
@@ -47,7 +51,7 @@ def vllm_server(pool: PoolSpec, model: ServedModel, nodes: int) -> dict[str, Any
     first, others = _over_nodes(pool, nodes)
     return {
         "argv": [*argv, *first],
-        "env": SIDE_CHANNEL if pool.role != "both" else {},
+        "env": variables | (SIDE_CHANNEL if pool.role != "both" else {}),
         "headless_argv": [*argv, *others, "--headless"] if nodes > 1 else None,
     }
 

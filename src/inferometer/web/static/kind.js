@@ -98,6 +98,7 @@ const OF_TOKENS = [
   "input_len",
   "kv_cache_dtype",
   "max_model_len",
+  "moe_backend",
   "output_len",
   "prefix_len",
   "routing_skew",
