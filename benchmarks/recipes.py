@@ -27,7 +27,43 @@ def recipe(row: Row) -> dict[str, Any]:
     options = {"quantization": "fp8-block"} if row["quantization"] == "fp8" and in_blocks(row["model"]) else {}
     if row["source"] == "aiconfigurator":
         return options | _generated(row)
+    options |= _autumn_layout(row)
     return options | {"sglang": _sglang, "trtllm": _trtllm, "vllm": _vllm}[row["engine"]](row)
+
+
+def unlike(row: Row) -> str:
+    """Why a row is not what its columns say, so that it is not compared; '' where it is.
+
+    Clients before 2026-05-15 took a tokenizer of DeepSeek that transformers 5 reads wrongly: changes ef01c2205 (without
+    effect for models of a hub) and 5fe6d56ee. SGLang 0.5.10 came with it.
+    """
+    release = version_number(row["engine_version"])
+    wrong = "DeepSeek" in row["model"] and row["engine"] == "sglang" and release >= (0, 5, 10)
+    return "its prompts were some five times as long for the server as for the client" if wrong else ""
+
+
+def was_cold(row: Row) -> bool:
+    """Whether the client measured from the first request on: it warms servers up since d053ae24e (2026-01-21)."""
+    return row["source"] != "aiconfigurator" and row["date"] < "2026-01-21"
+
+
+def _autumn_layout(row: Row) -> dict[str, Any]:
+    """Layouts that scripts of early November 2025 chose themselves, so that the rows' columns have ones (e06929c70)."""
+    tp, many = _number(row, "tensor_parallel_size"), _concurrency(row)
+    if row["date"] > "2025-11-10" or tp == 1 or "Llama" in row["model"] or row["engine"] == "vllm":
+        return {}
+    spread = {"enable_expert_parallel": True}
+    if row["engine"] == "sglang":  # --enable-ep-moe, in the script for fp4 alone
+        return spread if row["precision"] == "fp4" else {}
+    if "gpt-oss" in row["model"]:
+        return {} if _is_blackwell(row) else spread
+    long = row["input_len"] == "8192"
+    if row["precision"] == "fp8":
+        alone = many > (32 if long else 64)
+    else:
+        alone = many >= 256 or (long and many > 32)
+        spread = spread if alone or many > (32 if tp == 4 else 8 if _is_short(row) else 16) else {}
+    return {**spread, "tensor_parallel_size": 1, "data_parallel_size": tp} if alone else spread
 
 
 def engine(row: Row) -> str:
@@ -111,13 +147,35 @@ def _sglang_deepseek(row: Row) -> dict[str, Any]:
         own = {"max_num_batched_tokens": 8192, "max_num_seqs": 32, "gpu_memory_utilization": 0.95}
     else:
         own = {"max_num_batched_tokens": 32768, "max_num_seqs": 128, "gpu_memory_utilization": 0.82}
+    if _sglang_deepseek_drafts(row):
+        own = {"max_num_batched_tokens": 16384, "max_num_seqs": 512, "gpu_memory_utilization": 0.82, **_SLOW_DRAFTS[2]}
     every_ten = row["precision"] != "fp4" and row["tensor_parallel_size"] == "4"
     return {"scheduler_recv_interval": 10 if every_ten else _recv_interval(row), "kv_cache_dtype": "fp8", **own}
+
+
+# Drafts of so many tokens under SGLANG_ENABLE_SPEC_V2's default: without the scheduler that plans ahead.
+_SLOW_DRAFTS: dict[int, dict[str, Any]] = {
+    tokens: {"speculative_config": {"method": "mtp", "num_speculative_tokens": tokens}, "async_scheduling": False}
+    for tokens in (2, 3)
+}
+
+
+def _sglang_deepseek_drafts(row: Row) -> bool:
+    """Whether DeepSeek drafted tokens: loads of fp8 on eight B200 that only the configuration ``-mtp`` has (12ba0ae07).
+
+    Smaller loads are in both configurations; they are taken as without drafts.
+    """
+    many, wide = _concurrency(row), row["tensor_parallel_size"] == "8" and row["engine_version"] == "0.5.9"
+    only = many > 64 or (row["input_len"] == "8192" and many > 4)
+    return wide and only and row["precision"] == "fp8" and row["gpu"].startswith("b200")
 
 
 def _sglang_glm(row: Row) -> dict[str, Any]:
     if not _is_blackwell(row):
         return {"gpu_memory_utilization": 0.85}
+    if row["precision"] == "fp4" and row["gpu"].startswith("b200") and row["date"] == "2026-03-29":  # d43805fc3
+        own = {"max_num_batched_tokens": 131072, "max_num_seqs": _concurrency(row), "gpu_memory_utilization": 0.8}
+        return {"kv_cache_dtype": "fp8", **own}
     fp4 = {"scheduler_recv_interval": 10, "gpu_memory_utilization": 0.9}
     fp8 = {"max_num_seqs": _concurrency(row), "gpu_memory_utilization": 0.85}
     return {"max_num_batched_tokens": 32768, "kv_cache_dtype": "fp8", **(fp4 if row["precision"] == "fp4" else fp8)}
@@ -127,18 +185,20 @@ def _sglang_qwen(row: Row) -> dict[str, Any]:
     concurrency, precision = _concurrency(row), row["precision"]
     cache = {} if precision == "bf16" else {"kv_cache_dtype": "fp8"}
     if not _is_blackwell(row):
-        return {"max_num_batched_tokens": 16384, "max_num_seqs": 128, "gpu_memory_utilization": 0.8, **cache}
+        own = {"max_num_seqs": 128, "gpu_memory_utilization": 0.8, "api_server_count": 6}
+        return {"max_num_batched_tokens": 16384, **own, **cache}
     interval, tokens, seqs, memory = _recv_interval(row), 32768, max(concurrency, 128), 0.82
     if precision == "fp4" and row["gpu"].startswith("b200"):
         interval, memory = 30, 0.85
-    elif precision == "fp8" and row["gpu"].startswith("b300"):
+    elif precision == "fp8" and row["gpu"].startswith("b300") and row["date"] >= "2026-04-15":  # its own configuration
         interval, tokens, seqs, memory = 10, 16384, concurrency, 0.8
     draft = {}
     if _sglang_qwen_drafts(row):
         seqs, memory = concurrency, 0.8
-        draft = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}, "async_scheduling": False}
+        draft = _SLOW_DRAFTS[3]
     return {
         "scheduler_recv_interval": interval,
+        "api_server_count": 6,
         "max_num_batched_tokens": tokens,
         "max_num_seqs": seqs,
         "gpu_memory_utilization": memory,
@@ -151,14 +211,16 @@ def _sglang_qwen_drafts(row: Row) -> bool:
     """Whether Qwen3.5 drafted tokens with its own module (three, and no overlap scheduler: no SGLANG_ENABLE_SPEC_V2).
 
     In fp8 on B200, tp 4 without expert parallelism was only in the configuration ``-mtp`` (change 898, 2026-03-20); the
-    one without drafts had tp 8, or tp 4 with expert parallelism (changes 804 and 918).
+    one without drafts had tp 8, or tp 4 with expert parallelism (changes 804 and 918). B300s ran the same until they
+    had a configuration of their own (b2b0f7858, 2026-04-15).
     """
     tp4 = (
         row["tensor_parallel_size"] == "4"
         and int(row["expert_parallel_size"]) == 1
         and row["engine_version"] == "0.5.9"
     )
-    return tp4 and row["precision"] == "fp8" and row["gpu"].startswith("b200")
+    like_b200 = row["gpu"].startswith("b200") or (row["gpu"].startswith("b300") and row["date"] < "2026-04-15")
+    return tp4 and row["precision"] == "fp8" and like_b200
 
 
 def _vllm(row: Row) -> dict[str, Any]:
@@ -170,12 +232,8 @@ def _vllm(row: Row) -> dict[str, Any]:
         experts = {} if row["gpu"].startswith("b") else {"moe_backend": "marlin"}
         wide = {"max_cudagraph_capture_size": 2048, "max_num_batched_tokens": 8192, "max_num_seqs": many}
         return {"async_scheduling": True, **experts, **(wide if date >= "2025-12" else {})}
-    if "MiniMax" in model and row["gpu"].startswith("b"):
-        if row["engine_version"] == "0.17.0":  # its test was EP_SIZE >= 1, so experts were always spread
-            return {"gpu_memory_utilization": 0.95, "block_size": 32, "enable_expert_parallel": True}
-        if row["precision"] == "fp4" and date < "2026-04-08":  # older than its script (change 996)
-            return {}
-        return {**wide, "block_size": 32}
+    if "MiniMax" in model:
+        return _vllm_minimax(row, wide)
     if "Kimi" in model:
         own = wide if row["precision"] == "fp4" and date >= "2026-04-08" else {}  # since change 1047
         return {"max_num_seqs": many, "gpu_memory_utilization": 0.95 if row["precision"] == "int4" else 0.9, **own}
@@ -185,6 +243,20 @@ def _vllm(row: Row) -> dict[str, Any]:
         limits = {"max_num_batched_tokens": 8192, "max_num_seqs": 512 if blackwell else many}
         return {"kv_cache_dtype": "fp8", "async_scheduling": True, **limits, **graphs}
     return {}
+
+
+def _vllm_minimax(row: Row, wide: dict[str, Any]) -> dict[str, Any]:
+    """``minimaxm2.5_<precision>_<gpu>.sh``; for a while its test was EP_SIZE >= 1, so that experts were always spread."""
+    gpu, release, own = row["gpu"], row["engine_version"], {"gpu_memory_utilization": 0.95}
+    if gpu.startswith("h100"):
+        return {"max_num_seqs": 256, "gpu_memory_utilization": 0.9}
+    if gpu.startswith("h200"):
+        return {**own, "enable_expert_parallel": True} if release == "0.18.0" else own
+    if release == "0.17.0":
+        return {**own, "block_size": 32, "enable_expert_parallel": True}
+    if row["precision"] == "fp4" and row["date"] < "2026-04-08":  # 08bcde8f1
+        return {**own, "block_size": 32, "kv_cache_dtype": "fp8"}
+    return {**wide, "block_size": 32}
 
 
 def _trtllm(row: Row) -> dict[str, Any]:

@@ -26,7 +26,7 @@ import accuracy_page
 import numpy as np
 from disaggregated import started
 from measurements import DATA, closed_loops, elsewhere
-from recipes import checkpoint, engine, one_length, recipe
+from recipes import checkpoint, engine, one_length, recipe, unlike
 from serving_tables import LABELS, read_rows, table, write_rows
 
 from inferometer.base.errors import InferometerError
@@ -201,6 +201,8 @@ def silicon() -> Iterator[Case]:
         build = ("closed", int(row["input_len"]), int(row["output_len"]), least, int(row["max_concurrency"]))
         truth, peer = _latencies(row), _latencies(row, "aiconfigurator_")
         options |= recipe(row)
+        if unlike(row):
+            build = ("unknown", unlike(row))
         served = checkpoint(row)
         if served != row["model"]:
             options["quantization"] = None  # as its config.json has it, layer by layer
