@@ -9,8 +9,12 @@ import csv
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from measurements import closed_loops
+from recipes import was_cold
 
 if TYPE_CHECKING:
     from serving import Row
@@ -29,6 +33,8 @@ def table(name: str, about: str, rows: list[Row]) -> list[str]:
     lines += _by_run(rows, shown) if len(rows) <= MANY else _by_engine(rows, shown)
     if name == "disaggregated":
         lines += _answered_by_part(answered, shown)
+    if name == "silicon":
+        lines += ["", *_by(answered, shown, "part", _warmth)]
     sums = [f"{LABELS[m]} {error_sums(answered, m)}" for m in shown]
     lines += ["", f"{len(answered)} of {len(rows)} runs answered. " + "; ".join(sums) + "."]
     single = [m for m in LABELS if any(m in row.per_request for row in answered)]
@@ -62,6 +68,16 @@ def _by(rows: list[Row], shown: list[str], title: str, part_of: Callable[[Row], 
         counts = f"{len(part)} | {sum(bool(row.predicted) for row in part)}"
         lines.append(f"| {name} | {counts} | " + " | ".join(_middle(part, m) for m in shown) + " |")
     return lines
+
+
+def _warmth(row: Row) -> str:
+    cold = row.case.name in _cold_runs()
+    return "measured from the first request on" if cold else "measured after a warm-up"
+
+
+@cache
+def _cold_runs() -> frozenset[str]:
+    return frozenset(row["run"] for row in closed_loops() if was_cold(row))
 
 
 def _engine(row: Row) -> str:

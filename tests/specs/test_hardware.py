@@ -184,6 +184,12 @@ def test_what_the_best_kernels_reach_is_a_share() -> None:
         catalog.hardware("h100-sxm:reach_flops=5e-324")
 
 
+@pytest.mark.parametrize("figure", ["throttle=12", "throttle_decode=400"])
+def test_falling_clocks_are_shares(figure: str) -> None:
+    with pytest.raises(BadValue, match="is a share, or seconds: at most 10"):
+        catalog.hardware(f"h200:{figure}")
+
+
 @pytest.mark.parametrize("name", ["throttle_after", "throttle_decode"])
 @pytest.mark.parametrize("value", ["0", "-5", "nan", "inf", "1e-300"])
 def test_falling_clocks_need_a_time_and_a_number_of_sequences(name: str, value: str) -> None:

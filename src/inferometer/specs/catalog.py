@@ -172,6 +172,8 @@ def _checked(device: Hardware) -> Hardware:
         if not 0 <= value < 1e21 or (value < 1e-3 and (key in positive or (value and key in small))):
             allowed = "a positive number" if key in positive else "zero or more"
             raise BadValue(f"hardware {device.name}: {key} must be {allowed}, in SI units, not {value:g}")
+        if value > 10 and key.startswith("throttle"):
+            raise BadValue(f"hardware {device.name}: {key} is a share, or seconds: at most 10, not {value:g}")
     check_int(f"hardware {device.name}: gpus_per_node", device.gpus_per_node)
     for key, link in device.links.items():
         for count, least in (("devices", 1), ("peers", 0), ("wraparound", 0)):
