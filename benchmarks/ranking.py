@@ -57,6 +57,8 @@ def runs() -> list[Run]:
     rows = {row["run"]: row for row in serving.closed_loops()}
     measured = []
     for case in serving.silicon():
+        if case.build[0] == "unknown":
+            continue
         row, options = rows[case.name], case.options
         tp, pp, dp = (int(options[f"{axis}_parallel_size"]) for axis in ("tensor", "pipeline", "data"))
         load = int(row["max_concurrency"]) / gpus(options)
