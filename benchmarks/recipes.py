@@ -246,7 +246,7 @@ def _vllm(row: Row) -> dict[str, Any]:
 
 
 def _vllm_minimax(row: Row, wide: dict[str, Any]) -> dict[str, Any]:
-    """``minimaxm2.5_<precision>_<gpu>.sh``; for a while its test was EP_SIZE >= 1, so that experts were always spread."""
+    """``minimaxm2.5_<precision>_<gpu>.sh``; for a while its test was EP_SIZE >= 1: experts were always spread."""
     gpu, release, own = row["gpu"], row["engine_version"], {"gpu_memory_utilization": 0.95}
     if gpu.startswith("h100"):
         return {"max_num_seqs": 256, "gpu_memory_utilization": 0.9}
