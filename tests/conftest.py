@@ -28,12 +28,13 @@ for name in ("COLUMNS", "LINES"):  # GNU readline sets them in pytest's process,
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """What is imported and collected stays to the end: garbage is looked for among what tests make."""
+    """What is imported and collected stays to the end: garbage is looked for among what tests make, seldom."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(20_000, 20, 100)
         gc.enable()
 
 
