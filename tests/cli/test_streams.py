@@ -28,6 +28,29 @@ def shell(line: str, cwd: Path | None = None, **environment: str | None) -> subp
     return subprocess.run(["bash", "-c", function + line], capture_output=True, timeout=120, env=kept, cwd=cwd)
 
 
+SEVERAL = """
+import sys
+from inferometer.cli import main
+for line in sys.argv[1:]:
+    try:
+        main(line.split())
+    except SystemExit as stopped:
+        for stream in (sys.stdout, sys.stderr):
+            print(f"\\0{stopped.code or 0}", end="\\0", file=stream, flush=True)
+"""
+
+
+def several(*commands: str, **environment: str | None) -> list[tuple[int, str, str]]:
+    """Commands one after the other in one process of some surroundings: their exit codes, and what they printed."""
+    kept = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
+    ran = subprocess.run([sys.executable, "-c", SEVERAL, *commands], capture_output=True, timeout=120, env=kept)
+    encoding = kept.get("PYTHONIOENCODING", "utf-8")
+    (*texts, end), (*errors, said) = (stream.decode(encoding).split("\0") for stream in (ran.stdout, ran.stderr))
+    assert (ran.returncode, end, said) == (0, "", "") and texts[1::2] == errors[1::2], ran.stderr
+    assert len(texts) == 2 * len(commands)
+    return list(zip(map(int, texts[1::2]), texts[::2], errors[::2], strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [ANALYZE, JSON, "show hardware", "--help", "sweep llama-3.1-8b --csv"])
 @pytest.mark.parametrize(("stdout", "why"), [(">&-", "it is closed"), ("> /dev/full", "No space left on device")])
@@ -61,25 +84,22 @@ def test_a_reader_that_goes_away_is_no_error(command: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("encoding", "command"),
+    ("encoding", "commands"),
     [
-        *(
-            ("ascii", line)
-            for line in (ANALYZE, JSON, "sweep --help", "show usecases", "analyze h×y", "sensitivity a→b")
-        ),
-        *(("cp1252", line) for line in (ANALYZE, "analyze h×y", "sensitivity a→b")),
-        *(("latin-1", line) for line in ("sweep --help", "sensitivity a→b")),
-        *(("utf-8", line) for line in (ANALYZE, "sensitivity a→b")),
+        ("ascii", (ANALYZE, JSON, "sweep --help", "show usecases", "analyze h×y", "sensitivity a→b")),
+        ("cp1252", (ANALYZE, "analyze h×y", "sensitivity a→b")),
+        ("latin-1", ("sweep --help", "sensitivity a→b")),
+        ("utf-8", (ANALYZE, "sensitivity a→b")),
     ],
 )
-def test_every_encoding_gets_characters_that_it_has(encoding: str, command: str) -> None:
-    ran = shell(f"inferometer {command}", PYTHONIOENCODING=encoding)
-    text, sentence = ran.stdout.decode(encoding), ran.stderr.decode(encoding)
-    assert ran.returncode == (2 if sentence else 0) and "Traceback" not in sentence
-    assert "h×y" not in command or ("hxy" if encoding == "ascii" else "h×y") in sentence
-    assert command != ANALYZE or ("1 x NVIDIA" if encoding == "ascii" else "1 × NVIDIA") in text
-    if command == JSON:
-        assert json.loads(text)["feasible"]
+def test_every_encoding_gets_characters_that_it_has(encoding: str, commands: tuple[str, ...]) -> None:
+    ran = several(*commands, PYTHONIOENCODING=encoding)
+    for command, (code, text, sentence) in zip(commands, ran, strict=True):
+        assert code == (2 if sentence else 0) and bool(text) != bool(sentence) and "Traceback" not in sentence
+        assert "h×y" not in command or ("hxy" if encoding == "ascii" else "h×y") in sentence
+        assert command != ANALYZE or ("1 x NVIDIA" if encoding == "ascii" else "1 × NVIDIA") in text
+        if command == JSON:
+            assert json.loads(text)["feasible"]
 
 
 @pytest.mark.slow
@@ -95,9 +115,8 @@ def test_every_encoding_gets_characters_that_it_has(encoding: str, command: str)
     ids=lambda environment: ",".join(f"{k}={v}" for k, v in environment.items()),
 )
 def test_poor_surroundings(environment: dict[str, str | None]) -> None:
-    for command in (ANALYZE, "analyze --help", "show engines"):
-        ran = shell(f"inferometer {command}", **environment)
-        assert (ran.returncode, ran.stderr) == (0, b"") and len(ran.stdout) > 500
+    ran = several(ANALYZE, "analyze --help", "show engines", **environment)
+    assert [(code, len(text) > 500, error) for code, text, error in ran] == [(0, True, "")] * 3
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "300", "0", "-5", "x", ""])
