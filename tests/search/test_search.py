@@ -37,8 +37,7 @@ from inferometer.serving.replica_pool import build_pool
 from inferometer.serving.simulate import simulate
 from inferometer.serving.trace import Trace
 
-SMALL: dict[str, Any] = {"num_gpus": 2, "input_len": 1000, "output_len": 200, "goodput": "ttft:200,tpot:15"}
-SHORT = {**SMALL, "output_len": 50}
+SMALL: dict[str, Any] = {"num_gpus": 2, "input_len": 1000, "output_len": 50, "goodput": "ttft:200,tpot:15"}
 
 
 # ------------------------------------------------------------------ parts
@@ -162,7 +161,7 @@ def test_queues_are_what_theory_says() -> None:
 
 @cache
 def small() -> inferometer.Search:
-    return search("llama-3.1-8b", gpu="h200", **SMALL)
+    return search("llama-3.1-8b", gpu="h200", finalists=4, **SMALL)
 
 
 @pytest.mark.slow
@@ -172,7 +171,7 @@ def test_the_winner_holds_on_the_whole_cluster_and_not_much_more() -> None:
     best, rate = result.winner.pools[0], result.winner.trial.request_rate
     shares = []
     for factor in (1.0, 1.3):
-        trace = build_traffic(input_len=1000, output_len=200).requests(1500, factor * rate, 1)
+        trace = build_traffic(input_len=1000, output_len=50).requests(1500, factor * rate, 1)
         outcome = simulate("llama-3.1-8b", "h200", trace=trace, pools=_pools(result.winner))
         shares.append(good_requests(latencies(outcome), {"ttft": 200.0, "tpot": 15.0})[300:-200].mean())
     assert shares[0] > 0.86 and shares[1] < 0.8, best
@@ -218,6 +217,7 @@ def test_what_is_said_is_what_was_found() -> None:
 @pytest.mark.slow
 def test_a_rate_is_carried_by_as_few_gpus_as_can_be() -> None:
     kwargs = {**SMALL, "num_gpus": 6, "goodput": "ttft:200,tpot:20", "request_rate": 60.0, "mode": "aggregated"}
+    kwargs["output_len"] = 200
     result = search("llama-3.1-8b", gpu="h200", quantization="bf16", kv_cache_dtype="auto", **kwargs)
     assert result.winner is not None and 1 < result.winner.gpus < 6
     fewer = search(
@@ -233,7 +233,7 @@ def test_a_rate_is_carried_by_as_few_gpus_as_can_be() -> None:
 
 @pytest.mark.slow
 def test_objectives_choose_differently() -> None:
-    kwargs = {**SHORT, "goodput": "ttft:500,tpot:40", "mode": "aggregated", "finalists": 4}
+    kwargs = {**SMALL, "goodput": "ttft:500,tpot:40", "mode": "aggregated", "finalists": 4}
     fast = search("llama-3.1-8b", gpu="h200", objective="latency", **kwargs)
     much = search("llama-3.1-8b", gpu="h200", objective="throughput", **kwargs)
     assert fast.winner and much.winner and fast.winner.simulated and much.winner.simulated
@@ -339,9 +339,9 @@ def test_a_trace_is_estimated_by_its_means_and_simulated_as_it_is() -> None:
 
 @pytest.mark.slow
 def test_many_at_once_find_what_one_after_the_other_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = small()
     monkeypatch.setattr(finalists, "WORTH_WORKERS", 0.0)
-    alone = search("llama-3.1-8b", gpu="h200", finalists=4, **SHORT)
-    spread = search("llama-3.1-8b", gpu="h200", finalists=4, jobs=2, **SHORT)
+    spread = search("llama-3.1-8b", gpu="h200", finalists=4, jobs=2, **SMALL)
     assert alone.winner and spread.plans == alone.plans and spread.margin == alone.margin and spread.why == alone.why
     assert spread.counts == alone.counts
 
