@@ -216,19 +216,18 @@ def test_the_command_says_the_same_in_text_and_json(run: Command, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ("healthy", "eager", "smallkv", "budget512"))
+@pytest.mark.parametrize("server", ("eager", "smallkv", "budget512"))
 def test_real_servers_with_a_fault(server: str) -> None:
     """vLLM 0.25.1 on an H200, from requests and pages of /metrics; see `benchmarks/live_servers.py`.
 
-    Not from fewer: the load went on, so the last ones that are taken decoded among others that are not.
+    Not from fewer: the load went on, so the last ones that are taken decoded among others that are not. The healthy
+    server is below.
     """
     sys.path.insert(0, str(ROOT / "benchmarks"))
     live = importlib.import_module("live_servers")
     result = live.diagnosed(server, "and pages", {}, 80)
-    assert adds_up(result) and result.healthy == (server == "healthy")
-    assert [(cause.name, cause.share > 0.4) for cause in result.causes[:1]] == (
-        [(live.FAULTS[server], True)] if live.FAULTS[server] else []
-    )
+    assert adds_up(result) and not result.healthy
+    assert [(cause.name, cause.share > 0.4) for cause in result.causes[:1]] == [(live.FAULTS[server], True)]
 
 
 @pytest.mark.slow
@@ -236,11 +235,12 @@ def test_pages_without_a_step_are_evidence(run: Command) -> None:
     """They were read while prompts came, so that they time no decode steps; and the server's cache is as planned."""
     live = ROOT / "benchmarks" / "data" / "h200_live"
     plan = ("validate", MODEL, "--gpu", GPU, "--engine", "vllm@0.25", "--max-model-len", "16384")
+    plan += ("--max-num-seqs", "256")
     pages = ("--step-log", str(live / "healthy.metrics.gz"))
     command = (*plan, "--measured", str(live / "healthy.csv"), *pages, "--diagnose", "--json")
     ran = run(*command, "--num-gpu-blocks-override", "6144")
     made = msgspec.convert(ran.json["diagnosis"], Diagnosis)
-    assert made.healthy and "step_log" not in ran.json
+    assert made.healthy and not made.causes and adds_up(made) and "step_log" not in ran.json
     assert made.ruled_out["kv_cache"] == "its KV cache was 40.0% full and it preempted nothing"
     assert "token_budget" in made.tried, "vLLM's pages count whole prompts, not what a step computes"
     refused(run(*plan, *pages), "16 pages of /metrics, but never decode steps alone between two of them")
