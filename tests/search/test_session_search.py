@@ -28,6 +28,7 @@ def searched(**more):
 def test_it_finds_what_trying_every_plan_finds(goodput, rate, monkeypatch):
     space = {"kv_offloading_size": (0, 4, 16), "quantization": ("bf16", "fp8")}
     space |= {"router": ("session_affinity", "round_robin"), "goodput": goodput, "request_rate": rate}
+    space["num_sessions"] = 16
     result = searched(**space)
     assert result.counts["plans_simulated"] < result.counts["plans"]
     every = SessionSearchRun(
