@@ -92,7 +92,7 @@ def test_a_result_that_is_gone_can_be_run_again_and_the_tab_is_never_empty(opene
     page.click("#tab-memory")
     assert page.is_visible(".tiles") and not page.is_visible(".folded")
     # without a question of one's own, an example
-    example = opened("?tab=search&gpu=h200&output_len=16&search_num_gpus=1", 390)
+    example = opened(f"{QUERY}&search_mode=aggregated", 390)
     example.wait_for_selector(".progress:visible .note:has-text('example')")
     example.wait_for_selector(".winner")
     assert "An example" in example.inner_text(".hint") and "search_job" not in example.url
