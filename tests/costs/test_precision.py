@@ -92,6 +92,8 @@ def test_what_has_no_such_kernels_is_said() -> None:
     assert any("marlin is not modelled for experts in bf16" in warning for warning in report.warnings)
     assert report.metrics == analyze("qwen3-30b-a3b", "h200").metrics
     assert not analyze("llama-3.1-8b", "h200", moe_backend="marlin").warnings, "it has no experts"
+    assert not analyze(GPT_OSS, "l40s", moe_backend="marlin", tensor_parallel_size=2).warnings, "as it does by itself"
+    assert any("not modelled" in warning for warning in analyze(GPT_OSS, "mi300x", moe_backend="marlin").warnings)
     with pytest.raises(UnknownName, match="did you mean marlin"):
         analyze(GPT_OSS, "h200", moe_backend="martin")
     with pytest.raises(BadValue, match="SGLang has no"):

@@ -432,7 +432,7 @@ def _check_moe_backend(engine: Engine, network: Model, device: Hardware, roles: 
     chosen, own = (precision.computed_as(one, network, device, roles)["experts"] for one in (engine, free))
     if not engine.moe_backend or "mixture" not in _layer_kinds(network) or chosen != own:
         return []
-    if any(rule.moe_backend == engine.moe_backend and rule.precision == roles["experts"] for rule in engine.compute):
+    if any(rule.moe_backend == engine.moe_backend and rule.runs_as == own for rule in engine.compute):
         return []  # the engine chooses the same by itself
     return [
         f"{flag('moe_backend')} {engine.moe_backend} is not modelled for experts in {roles['experts']}: they are taken "
