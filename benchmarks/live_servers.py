@@ -150,7 +150,8 @@ def predicted_steps(load: str, plan: Mapping[str, Any], gpu: str = GPU) -> np.nd
             throttle.add_load(now, took, new / (new + decoding), hot)
             late = min(max(0.0, cost.host_seconds(new, decoding, prompts + decoding) - ahead), took)
         else:
-            took = clock.step_ms(StepBatch((), decodes)) / 1e3
+            hot = throttle.fraction_at(now)
+            took = clock.step_ms(StepBatch((), decodes), thermal_state=hot) / 1e3
         seconds.append(took)
         now, ahead = now + took, took - late
     return np.array(seconds)

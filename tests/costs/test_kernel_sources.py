@@ -411,7 +411,7 @@ def test_clocks_fall_under_prompts_and_under_answers_that_compute_as_long_as_the
     few, many, all_of_it = (lost(decoding(n, 4096), 0.01) for n in (8, 256, 500))
     assert few < 1e-7 < many < all_of_it == pytest.approx(0.01 * bound_plan.device.throttle)
     assert lost(decoding(256, 4096), 0.02) < many / 3, "a step that reads twice as long computes half as densely"
-    assert lost(decoding(0, 4096)) == 0
+    assert lost(decoding(0, 4096)) < 1e-9
     eight_bit = setup_of(quantization="fp8")
     env = {**eight_bit.env, **decoding(500, 4096).sums(eight_bit.model.spans)}
     assert overhead.throttle_seconds(env, 0.01) == 0, "seen with 16-bit products alone"

@@ -117,7 +117,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {"engine": "sglang", "num_gpu_blocks_override": 4000},
     ),
     "static": ("llama-3.1-8b", "h100-sxm", {"num_prompts": 40, **CHAT}, {"scheduler": "static", "max_num_seqs": 8}),
-    "stop tokens": ("llama-3.1-8b", "h100-sxm", {"num_prompts": 40, "request_rate": 20, **CHAT}, {"stops": "token"}),
+    "stop tokens": ("llama-3.1-8b", "h100-sxm", {"num_prompts": 60, "request_rate": 20, **CHAT}, {"stops": "token"}),
     "two stages": (
         "llama-3.1-8b",
         "h100-sxm",

@@ -19,7 +19,7 @@ from inferometer.serving.trace import Trace
 class Seconds:
     """Steps of one second each, and a note of what was in them."""
 
-    closed_form, tokens_per_decode, accepted_per_step, throttle_after = None, 1, 1.0, 0.0
+    closed_form, tokens_per_decode, accepted_per_step, throttle_after, cooling = None, 1, 1.0, 0.0, 0.0
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, list[int]]] = []  # decoding sequences, tokens of every prompt

@@ -311,7 +311,7 @@ def test_a_request_is_rejected_for_one_kind_of_reason() -> None:
 class OneSecond:
     """Every step takes a second."""
 
-    closed_form, tokens_per_decode, accepted_per_step, throttle_after = None, 1, 1.0, 0.0
+    closed_form, tokens_per_decode, accepted_per_step, throttle_after, cooling = None, 1, 1.0, 0.0, 0.0
 
     def decode_seconds(self, batch: Any) -> float:
         return 1.0

@@ -20,6 +20,7 @@ from .roofline import EqualTokens, OpCost
 from .step import Step
 
 SIXTEEN = {"bf16", "fp16"}
+KEPT_CLOCKS = {"hot_seconds": 0.0, "cooling": 0.0}
 HOST = Op("host_overhead", "host", Work(), {})
 _HOST_BLOCK = Block("engine", (HOST,), {}, stage="head", residual=False)
 
@@ -99,13 +100,26 @@ def bind(
         model = with_offload(model)
     runs_as, rounding = precision.formats(device, computed, plan.dtype), kernels.rounding(engine, device)
     if env["throttle"]:
-        env["hot_seconds"] = _hot_seconds(model, device, plan, env) if set(runs_as.values()) <= SIXTEEN else 0.0
+        env |= _falling_clocks(model, device, plan, env) if {*runs_as.values()} <= SIXTEEN else KEPT_CLOCKS
     state = {8: "fp8", 16: "bf16"}.get(int(model.state_bits), "fp32")
     formats = kernels.Formats(runs_as, plan.kv_cache_dtype, rounding, state, engine.row_tiles)
     answers = kernels.sources(engine, efficiency, places, nominal_device or device, formats, profile, device)
     answers = power.capped(answers, device, plan.power_cap)
     engine = host.with_cache_launches(engine, rounded=bool(env["kv_bytes"] < env["act_bytes"]))
     return BoundPlan(model, device, engine, plan, env, answers, tuple(notes), hf_token)
+
+
+def _falling_clocks(model: Model, device: Hardware, plan: Plan, env: Env) -> Env:
+    """What decode steps lose to the power limit: in long answers, and while the heat of prompts lasts.
+
+    The latter was seen with dense models alone: experts and recurrent layers do not keep the matrix units as busy.
+    """
+    kinds = {op.kind for block in model.blocks for op in block.ops}
+    dense = not {"moe", "scan", "chunk_scan", "state_update"} & kinds
+    return {
+        "hot_seconds": _hot_seconds(model, device, plan, env),
+        "cooling": device.throttle_memory if dense else 0.0,
+    }
 
 
 def _hot_seconds(model: Model, device: Hardware, plan: Plan, env: Env) -> float:

@@ -181,14 +181,15 @@ def throttle_seconds(sums: Env, kernels: Value, beyond: Value = 0.0) -> Value:
     grows to ``throttle``, and a chip that was busy before begins with a share ``thermal_state`` of it. Returned is its
     mean over ``in_a_row`` equal steps that follow each other. Answers go on for seconds: their steps lose all
     of it where they take no more than ``hot_seconds`` a token, and with the cube of that share where they take more,
-    what they wait for the host ``beyond`` their kernels included.
+    what they wait for the host ``beyond`` their kernels included; or, if that is more, ``cooling`` times the state that
+    prompts have left.
     """
     if not sums["throttle"]:
         return 0.0
     busy = kernels * sums["prefill_tokens"] / maximum_of(sums["tokens"], 1)
     time = maximum_of(busy * sums["in_a_row"] / sums["throttle_after"], 1e-9)  # in time constants
-    prompts = busy * (1 - (1 - sums.get("thermal_state", 0.0)) * (1 - exp(-time)) / time)
+    state = 1 - (1 - sums.get("thermal_state", 0.0)) * (1 - exp(-time)) / time
     rest = kernels - busy
     hot = sums["decode_tokens"] * sums["hot_seconds"] / maximum_of(rest + beyond, 1e-9)
-    decodes = rest * minimum_of(hot, 1.0) ** 3
-    return sums["throttle"] * (prompts + decodes)
+    decodes = maximum_of(sums["throttle"] * minimum_of(hot, 1.0) ** 3, sums["cooling"] * state)
+    return sums["throttle"] * busy * state + rest * decodes

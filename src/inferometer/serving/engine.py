@@ -73,7 +73,7 @@ class EngineCore(RequestFlow):
         self.running: dict[int, None] = {}  # in order of admission
         self.prefilling: dict[int, int] = {}  # prompts under way -> num_computed_tokens
         self.batch = DecodeBatch(len(table), kv_cache.block_size, cost.accepted_per_step)
-        self.throttle = Throttle(cost.throttle_after) if cost.throttle_after else None
+        self.throttle = Throttle(cost.throttle_after or inf, cost.cooling)
         self.now = self.visible_until = 0.0  # s: the clock; arrivals up to `visible_until` are known
         self.next_wakeup = 0.0  # s: nothing can be done before, though requests wait
         self.prefill_wait = PrefillWait(limits)
@@ -268,7 +268,7 @@ class EngineCore(RequestFlow):
     def _mixed_seconds(
         self,
         cost: StepCost,
-        throttle: Throttle | None,
+        throttle: Throttle,
         start: float,
         num_seqs: int,
         chunks: list[Chunk],
@@ -278,8 +278,6 @@ class EngineCore(RequestFlow):
     ) -> float:
         """Seconds of a step with chunks of prompts in it, which heats the chip up."""
         batch = self.batch if num_seqs else None
-        if throttle is None:
-            return cost.mixed_seconds(batch, chunks, num_completed, 0.0, ahead)
         fraction = throttle.fraction_at(start)
         seconds = cost.mixed_seconds(batch, chunks, num_completed, fraction, ahead)
         prefill_share = num_new_tokens / (num_new_tokens + num_seqs * self.limits.tokens_per_decode)
@@ -306,10 +304,8 @@ class EngineCore(RequestFlow):
         batch = self.batch
         self.show_results(0.0)
         max_steps = self._max_decode_steps() if self.fast_forward and batch.finish_heap else 1
-        if max_steps > 1:
-            self._end_decode_steps(*self._steps_until_event(max_steps, until))
-        else:
-            self._end_decode_steps(1, self.cost.decode_seconds(batch), 0.0)
+        run = self._steps_until_event(max_steps, until) if max_steps > 1 else (1, self.cost.decode_seconds(batch), 0.0)
+        self._end_decode_steps(run[0], *(self.throttle.decoding(self.now, seconds) for seconds in run[1:]))
 
     def _end_decode_steps(self, steps: int, seconds: float, before_last: float) -> None:
         """So many decode steps are over; ``before_last``: their seconds without the last one."""
@@ -325,7 +321,7 @@ class EngineCore(RequestFlow):
         if self.prefill_wait.active:
             self.prefill_wait.end_steps(steps)
         self.computed_tokens += steps * batch.num_seqs * limits.tokens_per_decode
-        self.gaps.count(batch, self.cost, now, steps, seconds, before_last)
+        self.gaps.count(batch, self.cost, now, steps, seconds, before_last, self.throttle)
         self._advance(steps)
 
     def _max_decode_steps(self) -> int:
@@ -345,11 +341,12 @@ class EngineCore(RequestFlow):
         """Decode steps up to the next event, their seconds, and the seconds without the last one."""
         limits, now, extra = self.limits, self.now, int(self.limits.async_scheduling)
         max_steps, gap = self._next_event(max_steps, until)
-        result = self.cost.decode_steps(self.batch, max_steps, gap, extra)
+        result = self.cost.decode_steps(self.batch, max_steps, self.throttle.cold_seconds(now, gap), extra)
         steps = result[0]
         to_next_poll = -(self.steps_since_poll + steps) % limits.scheduler_recv_interval
         if to_next_poll and steps < max_steps:  # a request that has arrived is not seen before the next poll
-            return self.cost.decode_steps(self.batch, min(max_steps, steps + to_next_poll), until - now, extra)
+            left = self.throttle.cold_seconds(now, until - now)
+            return self.cost.decode_steps(self.batch, min(max_steps, steps + to_next_poll), left, extra)
         return result
 
     def _next_event(self, max_steps: int, until: float) -> tuple[int, float]:
@@ -435,7 +432,8 @@ class EngineCore(RequestFlow):
         if not self.fast_forward or not batch.finish_heap:
             return self.now
         steps = batch.max_steps_within(self.kv_cache.free_blocks, batch.steps_to_first_finish())
-        return min(next_arrival, self.now + self.cost.decode_steps(batch, steps, inf, 0)[1]) if steps else self.now
+        decoding = self.cost.decode_steps(batch, steps, inf, 0)[1] if steps else 0.0
+        return min(next_arrival, self.now + self.throttle.decoding(self.now, decoding))
 
     # ------------------------------------------------------------------ requests leave
 

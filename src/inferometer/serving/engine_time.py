@@ -10,11 +10,15 @@ is remembered; the formulas of `costs.host` are worked out with plain numbers fo
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, expm1, inf, log1p
 from typing import Any
+
+import numpy as np
 
 from ..costs import binding, host
 from ..costs.binding import BoundPlan
+
+NOTHING = 1e-12  # of a step's time
 
 
 class EngineTime:
@@ -32,7 +36,7 @@ class EngineTime:
         self._launching: dict[tuple[int, bool, bool], tuple[float, float]] = {}
         self._per_sequence = engine.step_floor_per_sequence
         self._throttle, self._throttle_after = float(env["throttle"]), float(env["throttle_after"])
-        self._hot_seconds = float(env.get("hot_seconds", 0.0))
+        self._hot_seconds, self._cooling = float(env.get("hot_seconds", 0.0)), float(env.get("cooling", 0.0))
 
     def _host_work(self, tokens: int, num_new: int, num_decoding: int, num_seqs: int) -> tuple[float, float]:
         """Seconds to launch the kernels of a step, and to plan it."""
@@ -94,11 +98,13 @@ class EngineTime:
         time = busy / self._throttle_after
         if time < 1e-9:
             time = 1e-9
-        prompts = busy * (1 - (1 - thermal_state) * (1 - exp(-time)) / time)
+        state = 1 - (1 - thermal_state) * (1 - exp(-time)) / time
         rest = kernels - busy
         whole = rest + beyond
         hot = num_decoding * self._hot_seconds / (whole if whole > 1e-9 else 1e-9)
-        return self._throttle * (prompts + rest * (hot * hot * hot if hot < 1.0 else 1.0))
+        decodes = self._throttle * (hot * hot * hot if hot < 1.0 else 1.0)
+        cooling = self._cooling * state
+        return self._throttle * busy * state + rest * (decodes if decodes > cooling else cooling)
 
 
 class Throttle:
@@ -108,12 +114,14 @@ class Throttle:
     throttle.fraction_at(12.0)              # 0.0: cold, clocks are high
     throttle.add_load(12.0, 0.05, 1.0)      # 50 ms of prompts
     throttle.fraction_at(12.05)             # 0.39
+    Throttle(0.1, cooling=0.06).decoding(12.05, 0.02)   # what 20 ms of decode steps take then
     """
 
-    __slots__ = ("fraction", "time_constant", "updated_s")
+    __slots__ = ("cooling", "fraction", "time_constant", "updated_s")
 
-    def __init__(self, time_constant: float) -> None:
+    def __init__(self, time_constant: float, cooling: float = 0.0) -> None:
         self.time_constant = time_constant  # s, the same both ways
+        self.cooling = cooling  # share of time more that decode steps take at fraction 1
         self.fraction = self.updated_s = 0.0
 
     def fraction_at(self, now: float) -> float:
@@ -125,3 +133,27 @@ class Throttle:
         busy = seconds * prefill_share
         heated = 1 - (1 - (self.fraction_at(start) if fraction is None else fraction)) * exp(-busy / self.time_constant)
         self.fraction, self.updated_s = heated * exp((busy - seconds) / self.time_constant), start + seconds
+
+    def decoding(self, now: float, seconds: float) -> float:
+        """What decode steps take from ``now`` on that take so many seconds on a cold chip; it cools meanwhile.
+
+        Steps one by one take as long as all at once: the exact sum of (1 + cooling · fraction) over the time.
+        """
+        excess = self.cooling * self.fraction_at(now)
+        if excess < NOTHING:
+            return seconds
+        return seconds + self.time_constant * log1p(-excess * expm1(-seconds / self.time_constant))
+
+    def cold_seconds(self, now: float, seconds: float) -> float:
+        """What decode steps that take so many seconds from ``now`` on would take on a cold chip: `decoding` undone."""
+        excess = self.cooling * self.fraction_at(now)
+        if excess < NOTHING or seconds == inf:
+            return seconds
+        return seconds - self.time_constant * (log1p(excess) - log1p(excess * exp(-seconds / self.time_constant)))
+
+    def decoding_each(self, now: float, durations: np.ndarray) -> np.ndarray:
+        """The same for steps in a row, each by itself."""
+        excess = self.cooling * self.fraction_at(now)
+        ends = np.cumsum(durations)
+        ends = ends + self.time_constant * np.log1p(-excess * np.expm1(-ends / self.time_constant))
+        return np.diff(ends, prepend=0.0)

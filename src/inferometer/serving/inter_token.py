@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .batch import DecodeBatch
+from .engine_time import Throttle
 from .step_cost import StepCost
 from .step_tables import ContextTable
 
@@ -32,6 +33,7 @@ CLOSE = 1 << 12  # µs between the shortest and the longest step of a run up to 
 SIGNIFICANT_BITS = 10  # to which they are rounded then
 CONTEXT_BITS = 12  # of a mean context by which the fast path counts decode steps
 ROW_BITS = 16  # for which there is room below the number of sequences
+WARM = 1e-3  # of a step's time, from which on steps after prompts are counted one by one
 SHORT_RUN, LONG_RUN = 16, 64  # decode steps in a row up to which their mean stands for each; beyond which each counts
 
 
@@ -100,17 +102,30 @@ class InterTokenLatencies:
             self.counts[length] += count * num_seqs
 
     def count(
-        self, batch: DecodeBatch, cost: StepCost, start: float, steps: int, seconds: float, before_last: float
+        self,
+        batch: DecodeBatch,
+        cost: StepCost,
+        start: float,
+        steps: int,
+        seconds: float,
+        before_last: float,
+        throttle: Throttle | None = None,
     ) -> None:
-        """Every unfinished sequence of a batch had a token at the end of each of some steps."""
+        """Every unfinished sequence of a batch had a token at the end of each of some steps.
+
+        ``throttle``: of a chip that may cool down meanwhile, so that the first steps take longer than the last ones.
+        """
         num_seqs, durations = len(batch.finish_heap), None
         if steps <= SHORT_RUN and not batch.last_tokens:  # nearly always
             self.log += (seconds / steps, steps * num_seqs)
             return
         if not num_seqs:
             return
-        if steps > LONG_RUN:
+        cools = throttle is not None and throttle.cooling * throttle.fraction_at(start) > WARM
+        if steps > (SHORT_RUN if cools else LONG_RUN):
             durations = cost.decode_durations(batch, 0, steps)
+            if throttle is not None and cools:
+                durations = throttle.decoding_each(start, durations)
             durations = durations * (seconds / durations.sum())  # of ranks in lock step, the slowest counts
         if batch.last_tokens:
             first = 2 * seconds / steps - (seconds - before_last) if durations is None else float(durations[0])

@@ -50,7 +50,7 @@ class RankEngine(EngineCore):
 
     def planned_step(self) -> RankStep:
         """This rank's part of the step."""
-        self.thermal_state = self.throttle.fraction_at(self.now) if self.throttle is not None else 0.0
+        self.thermal_state = self.throttle.fraction_at(self.now)
         batch = self.batch if self.num_decoding else None
         return RankStep(batch, self.chunks, len(self._completed(self.chunks)), self.thermal_state)
 
@@ -60,9 +60,8 @@ class RankEngine(EngineCore):
             self.end_decode_steps(1, seconds, 0.0)
             return
         num_new_tokens = sum([num_new for _, num_new, _ in self.chunks])
-        if self.throttle is not None:
-            prefill_share = num_new_tokens / (num_new_tokens + self.num_decoding * self.limits.tokens_per_decode)
-            self.throttle.add_load(self.now, seconds, prefill_share, self.thermal_state)
+        prefill_share = num_new_tokens / (num_new_tokens + self.num_decoding * self.limits.tokens_per_decode)
+        self.throttle.add_load(self.now, seconds, prefill_share, self.thermal_state)
         self._end_mixed_step(seconds, self.num_decoding, self._completed(self.chunks), num_new_tokens)
         self._store_computed(self.chunks, self.now)
 

@@ -71,7 +71,7 @@ class PipelineEngine(EngineCore):
         ]
         self.current = self.batches[0]  # the batch whose step is being scheduled
         self.stage_free = [0.0] * len(stages)  # s: when each stage has done what was scheduled
-        self.throttles = [Throttle(stage.throttle_after) if stage.throttle_after else None for stage in stages]
+        self.throttles = [Throttle(stage.throttle_after or inf, stage.cooling) for stage in stages]
 
     def _begin_step(self, until: float, once: bool) -> bool:
         """The next batch is back, and the first stage free: its tokens come out, and it is scheduled anew."""
@@ -139,11 +139,11 @@ class PipelineEngine(EngineCore):
         time, num_new_tokens = self.now, sum(num_new for _, num_new, _ in chunks)
         for number, stage in enumerate(self.stages):
             time = max(time, self.stage_free[number])
+            throttle = self.throttles[number]
             if chunks:
-                throttle = self.throttles[number]
                 seconds = self._mixed_seconds(stage, throttle, time, num_seqs, chunks, len(completed), num_new_tokens)
             else:
-                seconds = stage.decode_seconds(self.batch)
+                seconds = throttle.decoding(time, stage.decode_seconds(self.batch))
             time = self.stage_free[number] = time + seconds
             self.busy_s += seconds / len(self.stages)
         self.steps += 1

@@ -103,7 +103,8 @@ class StepClock:
             if not prefills:
                 if not contexts.num_seqs:
                     return 0.0
-                return 1e3 * sum([stage.decode_seconds(contexts) for stage in self.stages])
+                hot = 1 + self.stages[0].cooling * state.get("thermal_state", 0.0)
+                return 1e3 * hot * sum([stage.decode_seconds(contexts) for stage in self.stages])
             chunks: list[Chunk] = [(0, new, cached) for new, cached in prefills]
             completed = len(chunks) if num_completed is None else num_completed
             return 1e3 * sum([stage.mixed_seconds(contexts, chunks, completed, **state) for stage in self.stages])

@@ -62,6 +62,11 @@ class StepCost(Protocol):
         raise NotImplementedError
 
     @property
+    def cooling(self) -> float:
+        """The share of time more that decode steps take while all of that heat is there."""
+        raise NotImplementedError
+
+    @property
     def closed_form(self) -> ContextTable | None:
         """Seconds of decode steps as a table to look many steps up in; None if they must be summed."""
         raise NotImplementedError
@@ -125,6 +130,7 @@ class CompiledCost(ABC):
         self.tokens_per_decode = 1 + (speculation.num_speculative_tokens if speculation else 0)
         self.accepted_per_step = speculation.acceptance_length if speculation else 1.0
         self.throttle_after: float = bound_plan.env["throttle_after"] if bound_plan.env["throttle"] else 0.0
+        self.cooling: float = bound_plan.env.get("cooling", 0.0) if self.throttle_after else 0.0
         self.draft_plan: BoundPlan | None = None
         if speculation and speculation.method != "ngram":
             drafter = draft_plan(bound_plan)

@@ -15,8 +15,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from heapq import heappop, heappush
 
+import numpy as np
+
 from .engine import EngineCore
-from .inter_token import ROW_BITS, SHORT_RUN
+from .inter_token import ROW_BITS, SHORT_RUN, WARM
 from .request_table import Finishing
 from .schedulers import admissible_prompt_tokens
 from .step_cost import Chunk
@@ -74,7 +76,7 @@ class UncontendedRun:
         self.visits, self.shift = engine.gaps.visits_of(decode_table)
         self.gap_log = engine.gaps.log
         decode_table.lines += [None] * (min(limits.max_num_seqs, len(engine.table)) + 1 - len(decode_table.lines))
-        self.frequent = engine.cost.frequent if engine.throttle is None else {}
+        self.frequent = {} if engine.cost.throttle_after else engine.cost.frequent
         # tokens of a step that `admissible_prompt_tokens` allows whatever else there is
         self.sure_tokens = min(limits.max_num_batched_tokens, limits.long_prefill_token_threshold)
 
@@ -118,8 +120,11 @@ class UncontendedRun:
         if self.results_late:
             self.engine.show_results(0.0)
         next_arrival, next_sample, is_async = source.next, self.engine.recorder.next_sample, self.async_scheduling
+        throttle = self.engine.throttle if self.engine.throttle.cooling else None
         while next_arrival > visible_until and num_seqs and now < until:
             gap, total = (next_arrival if next_arrival < until else until) - now, offset_sum + num_seqs * clock
+            if throttle is not None:
+                gap = throttle.cold_seconds(now, gap)
             low, steps = total // num_seqs, (finish_heap[0] >> id_bits) - clock
             fraction, last, line = total / num_seqs - low, low + steps, lines[num_seqs]
             if line is None or (shift and len(line[0]) < last + 2):
@@ -136,8 +141,12 @@ class UncontendedRun:
                 if some < steps:
                     steps, last = some, low + some
                     seconds = c[last] + v[last] * fraction - here
-            before_last = c[last - 1] + v[last - 1] * fraction - here
-            if steps <= SHORT_RUN:
+            cold, before_last = seconds, c[last - 1] + v[last - 1] * fraction - here
+            if throttle is not None:
+                seconds, before_last = throttle.decoding(now, seconds), throttle.decoding(now, before_last)
+            if throttle is not None and seconds > (1 + WARM) * cold:
+                self.engine.gaps.add_durations(throttle.decoding_each(now, np.array(v[low:last])), num_seqs)
+            elif steps <= SHORT_RUN:
                 visits[num_seqs << ROW_BITS | low + last >> middle] += steps  # by the mean context of the run
             else:
                 self._count_steps(num_seqs, low, steps)
@@ -246,8 +255,6 @@ class UncontendedRun:
         """Seconds of a step in which prompts are computed while the batch decodes; it heats the chip up."""
         cost, throttle, num_seqs = self.engine.cost, self.engine.throttle, self.batch.num_seqs
         decodes = self.batch if num_seqs else None
-        if throttle is None:
-            return cost.mixed_seconds(decodes, chunks, num_completed, 0.0, ahead)
         fraction = throttle.fraction_at(self.now)
         seconds = cost.mixed_seconds(decodes, chunks, num_completed, fraction, ahead)
         throttle.add_load(self.now, seconds, prompt_tokens / (prompt_tokens + num_seqs), fraction)

@@ -164,7 +164,7 @@ def _checked(device: Hardware) -> Hardware:
                 f"hardware {device.name}: {key} cannot be as small as {value:g}: figures are in SI units, "
                 f"here {unit or 'FLOP/s: 989 TFLOP/s is 989e12'}"
             )
-    small = ("cache", "clock", "power", "reach_flops", "reach_memory", "throttle")  # nothing, or not next to nothing
+    small = ("cache", "clock", "power", "reach_flops", "reach_memory", "throttle", "throttle_memory")
     positive = ("throttle_after", "throttle_decode")
     others = {k: getattr(device, k) for k in (*small, *positive, "compute_units", "price_per_hour")}
     others |= {f"links.{k}.latency": v.latency for k, v in device.links.items()}

@@ -53,6 +53,7 @@ class Hardware(Spec, frozen=True, kw_only=True):
     reach_memory: float = 0.0  # share of its bandwidth that the best kernels get; 0 of either: see data/reach.toml
     throttle: float = 0.0  # share of time more that matrix work takes once the power limit has lowered the clocks
     throttle_after: float = 0.1  # s until most of that is felt
+    throttle_memory: float = 0.0  # share of time more that decode steps take then, while the heat of prompts lasts
     throttle_decode: float = 0.55  # share of peak FLOP/s in a decode step from which on it feels all of it
     price_per_hour: float = 0.0  # USD
     gpus_per_node: int = 8

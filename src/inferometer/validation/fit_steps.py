@@ -190,7 +190,7 @@ def _predicted(clock: StepClock, step: LoggedStep) -> float:
     context = step.decode_kv / decoding if decoding else 0.0
     if not math.isfinite(context) or context > limit:
         return math.nan
-    state = {"ahead": step.ahead, "thermal_state": step.thermal_state} if chunks else {}
+    state = {"ahead": step.ahead, "thermal_state": step.thermal_state}
     return clock.step_ms(StepBatch(chunks, [max(1, round(context))] * decoding), **state) / 1e3
 
 
