@@ -150,14 +150,14 @@ def assert_conserved(trace: Trace, outcome: Outcome) -> None:
 @pytest.mark.parametrize("expert_parallel", [True, False])
 def test_the_same_tokens_take_least_where_they_are_spread_evenly(expert_parallel: bool) -> None:
     cost = lockstep_cost(cost_of(RANKS, expert_parallel=expert_parallel))
-    even = cost.mixed_seconds([RankStep(None, [(990 + k, 1000, 0)], 1) for k in range(RANKS)])
+    even = cost.mixed_seconds([RankStep(None, [(990 + k, 2000, 0)], 1) for k in range(RANKS)])
     uneven = cost.mixed_seconds(
-        [RankStep(None, [(990, 2500, 0)], 1)] + [RankStep(None, [(991 + k, 500, 0)], 1) for k in range(RANKS - 1)]
+        [RankStep(None, [(990, 5000, 0)], 1)] + [RankStep(None, [(991 + k, 1000, 0)], 1) for k in range(RANKS - 1)]
     )
-    alone = cost.mixed_seconds([RankStep(None, [(990, 4000, 0)], 1)] + [RankStep(None, [], 0)] * (RANKS - 1))
+    alone = cost.mixed_seconds([RankStep(None, [(990, 8000, 0)], 1)] + [RankStep(None, [], 0)] * (RANKS - 1))
     assert even < uneven < alone
     # and a rank that assumes the others to be as busy as itself assumes too much
-    assert alone < cost_of(RANKS, expert_parallel=expert_parallel).mixed_seconds(None, [(990, 4000, 0)], 1)
+    assert alone < cost_of(RANKS, expert_parallel=expert_parallel).mixed_seconds(None, [(990, 8000, 0)], 1)
     batches = [batch_of(n) for n in (70, 10, 10, 10)]
     assert cost.decode_steps(batches, 1, 1.0, 0)[1] > cost.decode_steps([batch_of(25)] * RANKS, 1, 1.0, 0)[1]
 

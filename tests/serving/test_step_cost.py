@@ -24,6 +24,7 @@ from inferometer.serving.synthetic import synthetic
 from inferometer.serving.trace import Trace
 
 LONGEST = 20000
+EAGER: dict[str, Any] = {"engine": "vllm@0.25", "max_cudagraph_capture_size": 0}
 PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "dense": ("llama-2-7b", "a100-sxm-80gb", {}),
     "tensor parallel": ("llama-3.1-70b", "h100-sxm", {"tensor_parallel_size": 4}),
@@ -201,12 +202,14 @@ def test_any_mix_of_prompts_is_as_good_as_some_alike(mix: list[tuple[int, int]])
 
 def test_a_hot_chip_is_slower_and_cools_down() -> None:
     bound_plan = bound_plan_of("experts")  # on an H200, which throttles
-    cost, frequent = step_cost(bound_plan, 4096), step_cost(bound_plan, 4096, [2000])
-    batch, chunk = batch_of([300] * 4), [(9, 2000, 0)]
+    cost, frequent = step_cost(bound_plan, 4096), step_cost(bound_plan, 4096, [7000])
+    batch, chunk = batch_of([300] * 4), [(9, 7000, 0)]
     cold, warm, hot = (cost.mixed_seconds(batch, chunk, 1, heat) for heat in (0.0, 0.5, 1.0))
     assert cold == cost.mixed_seconds(batch, chunk, 1) < warm < hot < 1.13 * cold
     assert warm == pytest.approx((cold + hot) / 2, rel=1e-9) == frequent.mixed_seconds(batch, chunk, 1, 0.5)
     assert cost.throttle_after and not step_cost(bound_plan_of("dense"), 64).throttle_after
+    launched = [cost.mixed_seconds(batch, [(9, 1000, 0)], 1, heat) for heat in (0.0, 1.0)]
+    assert launched[0] == launched[1], "slower kernels hide behind the launches of experts"
     throttle = Throttle(0.1)
     fractions = []
     for step in range(30):
@@ -242,7 +245,12 @@ def test_answers_are_slower_where_prompts_have_heated_the_chip() -> None:
     ratio = tpot("h200") / tpot("h200:throttle_memory=0")
     assert 1.005 < ratio < 1.07
     assert tpot("h200", quantization="fp8") == tpot("h200:throttle_memory=0", quantization="fp8")
-    assert bound_plan_of("experts").env["cooling"] == 0 < build_request("llama-3.1-8b", "h200").bind().env["cooling"]
+    assert bound_plan_of("experts").env["cooling"] == 0
+    cooling = {
+        name: step_cost(build_request(model, "h200", **plan).bind(), 4096).cooling
+        for name, model, plan in (("large", "qwen3-8b", {}), ("eager", "qwen3-8b", EAGER), ("small", "qwen3-0.6b", {}))
+    }
+    assert cooling["large"] > 0 == cooling["eager"] == cooling["small"], "the others wait for the host"
 
 
 def test_a_prompt_of_many_pieces_heats_as_analyze_says() -> None:

@@ -114,7 +114,7 @@ def test_step_errors_that_are_usual_are_found() -> None:
     before = replay({})
     errors, left = StepErrors(replay, before, 1.0).fit(latency_logs(before, before))
     assert errors["decode"] == pytest.approx(math.log(1.04), abs=0.011)
-    assert left < 0.2 * gap(latency_logs(before, before))
+    assert left < gap(latency_logs(before, before)) / 3, "24 requests, whose effects hardly add up"
     narrow, _ = StepErrors(replay, before, 0.1).fit(latency_logs(before, before))
     assert narrow["decode"] == pytest.approx(0.008), "a calibrated machine is allowed less"
     assert as_change({"decode": 0.0, "request": 0.0}) == {}

@@ -168,10 +168,11 @@ def host_seconds(
     """
     launching, planning = launching_and_planning(model, engine, sums, launch_s)
     if engine.async_scheduling:  # the next step is planned while this one runs
-        beyond = maximum_of(launching + planning - kernels - ahead, 0.0)
-    else:
-        beyond = planning + maximum_of(launching - kernels, 0.0)
-    return engine.step_overhead + beyond + throttle_seconds(sums, kernels, beyond)
+        launching, planning = launching + planning - ahead, 0.0
+    late = maximum_of(launching - kernels, 0.0)
+    # slower kernels hide behind the launches that they wait for
+    slower = maximum_of(throttle_seconds(sums, kernels, planning + late), late)
+    return engine.step_overhead + planning + slower
 
 
 def throttle_seconds(sums: Env, kernels: Value, beyond: Value = 0.0) -> Value:

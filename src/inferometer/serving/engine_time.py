@@ -72,14 +72,10 @@ class EngineTime:
         tokens = num_new + num_decoding
         launching, planning = self._host_work(tokens, num_new, num_decoding, num_seqs + num_chunks)
         if self.is_async:
-            beyond = launching + planning - kernels - ahead
-            if beyond < 0.0:
-                beyond = 0.0
-        else:
-            beyond = planning + (launching - kernels if launching > kernels else 0.0)
-        seconds = kernels + (
-            self.overhead + beyond + self._throttle_seconds(kernels, beyond, num_new, num_decoding, thermal_state)
-        )
+            launching, planning = launching + planning - ahead, 0.0
+        late = launching - kernels if launching > kernels else 0.0
+        slower = self._throttle_seconds(kernels, planning + late, num_new, num_decoding, thermal_state)
+        seconds = kernels + (self.overhead + planning + (slower if slower > late else late))
         if self._factor is not None:
             return seconds * self._factor
         env = self._env

@@ -130,7 +130,6 @@ class CompiledCost(ABC):
         self.tokens_per_decode = 1 + (speculation.num_speculative_tokens if speculation else 0)
         self.accepted_per_step = speculation.acceptance_length if speculation else 1.0
         self.throttle_after: float = bound_plan.env["throttle_after"] if bound_plan.env["throttle"] else 0.0
-        self.cooling: float = bound_plan.env.get("cooling", 0.0) if self.throttle_after else 0.0
         self.draft_plan: BoundPlan | None = None
         if speculation and speculation.method != "ngram":
             drafter = draft_plan(bound_plan)
@@ -148,6 +147,13 @@ class CompiledCost(ABC):
         self.launch_s = host.launch_seconds(bound_plan.model, bound_plan.engine)
         self.env = binding.step_env(bound_plan, Step(()))
         self.engine_time = EngineTime(bound_plan, self.env)
+        self.cooling = self._cooling() if self.throttle_after else 0.0
+
+    def _cooling(self) -> float:
+        """See `StepCost`: nothing where decode steps wait for the host (without CUDA graphs, small models)."""
+        one = binding.step_activity(self.bound_plan, Step((self._decode_group(1, 1),)))
+        waits = one.busy < self.host_seconds(0, self.tokens_per_decode, 1)
+        return 0.0 if waits else float(self.bound_plan.env.get("cooling", 0.0))
 
     def decode_steps(self, batch: DecodeContexts, max_steps: int, gap: float, extra: int) -> tuple[int, float, float]:
         """Decode steps until ``gap`` seconds have passed, and ``extra`` after that; see `StepCost`."""
@@ -300,8 +306,8 @@ class FullAttentionCost(CompiledCost):
         }
 
     def _computes_longer_than_it_launches(self, num_new: int) -> bool:
-        """Whether a prompt's launches are hidden; where they are not, it matters how far the host was ahead."""
-        if not self.bound_plan.engine.results_after_launches:
+        """Whether a prompt's launches are hidden; if not, it matters how far the host was ahead, and the clocks less."""
+        if not (self.bound_plan.engine.results_after_launches or self.throttle_after):
             return True
         kernels = self.by_fresh_prompt(num_new) + self.by_tokens(num_new)
         return kernels > self.host_seconds(num_new, 64, 64)  # some sequences decode beside it
