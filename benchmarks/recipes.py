@@ -183,7 +183,7 @@ def _sglang_glm(row: Row) -> dict[str, Any]:
 
 def _sglang_qwen(row: Row) -> dict[str, Any]:
     concurrency, precision = _concurrency(row), row["precision"]
-    cache = {} if precision == "bf16" else {"kv_cache_dtype": "fp8"}
+    cache = {} if precision == "bf16" else {"kv_cache_dtype": "fp8", "mamba_ssm_cache_dtype": "bf16"}
     if not _is_blackwell(row):
         own = {"max_num_seqs": 128, "gpu_memory_utilization": 0.8, "api_server_count": 6}
         return {"max_num_batched_tokens": 16384, **own, **cache}

@@ -33,8 +33,16 @@ Array = np.ndarray
 TABLES = {  # device -> engine -> how its files begin
     "a100-sxm-80gb": {"vllm": "a100_sxm__vllm_0.14.0"},
     "l40s": {"vllm": "l40s__vllm_0.24.0"},
-    "h100-sxm": {"vllm": "h100_sxm__vllm_0.24.0", "trtllm": "h100_sxm__trtllm_1.3.0rc20"},
-    "h200": {"vllm": "h200_sxm__vllm_0.24.0", "trtllm": "h200_sxm__trtllm_1.3.0rc20"},
+    "h100-sxm": {
+        "vllm": "h100_sxm__vllm_0.24.0",
+        "trtllm": "h100_sxm__trtllm_1.3.0rc20",
+        "sglang": "h100_sxm__sglang_0.5.14",
+    },
+    "h200": {
+        "vllm": "h200_sxm__vllm_0.24.0",
+        "trtllm": "h200_sxm__trtllm_1.3.0rc20",
+        "sglang": "h200_sxm__sglang_0.5.14",
+    },
     "b200": {"vllm": "b200_sxm__vllm_0.24.0", "trtllm": "b200_sxm__trtllm_1.3.0rc20"},
 }
 NUMBERS = {
@@ -49,7 +57,11 @@ NUMBERS = {
 
 # Format of experts -> the kernels that its table is of, where an engine has several (device, engine): TensorRT-LLM's
 # backend TRTLLM, which runs unless attention is data-parallel. In fp8 blocks that backend was not timed, DEEPGEMM was.
-EXPERT_KERNELS = {("b200", "trtllm"): {"nvfp4": "moe_torch_flow_min_latency", "fp8-block": ""}}
+EXPERT_KERNELS = {
+    ("b200", "trtllm"): {"nvfp4": "moe_torch_flow_min_latency", "fp8-block": ""},
+    ("h200", "sglang"): {"bf16": "sglang_fused_moe_triton"},
+    ("h100-sxm", "sglang"): {"bf16": "sglang_fused_moe_triton"},
+}
 
 
 class TableRows(NamedTuple):
@@ -120,8 +132,8 @@ def products(device: str, engine: str) -> Iterator[SizedRows]:
 
     So are the fp8 rows of one token on B200. They take 12 to 14 µs longer than those of two to eight tokens whether the
     weights have 2 or 1,000 MB: that is no product's time, and no other device, format or number of tokens shows it.
-    TensorRT-LLM's rows on B200 have the pass that rounds the input in them (12 µs in fp8 and 6 in nvfp4 for the smallest
-    weights, 2 in bf16), which the engine fuses with the operator before: left out, too.
+    TensorRT-LLM's rows on B200 have the pass that rounds the input in them (12 µs in fp8 and 6 in nvfp4 for the
+    smallest weights, 2 in bf16), which the engine fuses with the operator before: left out, too.
     """
     if (device, engine) == ("b200", "trtllm"):
         return

@@ -237,3 +237,20 @@ def test_vllm_has_an_int8_cache_since_0_20_and_int4_since_0_25() -> None:
 def test_a_cache_that_an_engine_has_is_kept(engine: str, dtype: str) -> None:
     report = analyze("llama-3.1-8b", "h200", engine=engine, kv_cache_dtype=dtype)
     assert report.memory.kv_bytes_per_token == 32 * 8 * 2 * 128 * {"int8": 1, "int4": 0.5, "fp8": 1}[dtype]
+
+
+def test_states_in_a_chosen_format() -> None:
+    """Half the bytes of the states in every step, and more sequences whose states fit; prompts hardly notice."""
+    request = {
+        word: build_request("qwen3.5-27b", "h200", batch_size=64, mamba_ssm_cache_dtype=word)
+        for word in ("auto", "fp32", "bf16", "bfloat16")
+    }
+    report = {word: analyze("qwen3.5-27b", "h200", batch_size=64, mamba_ssm_cache_dtype=word) for word in request}
+    assert [request[word].model.state_bits for word in request] == [32, 32, 16, 16]
+    assert report["auto"].metrics.tpot_ms == report["fp32"].metrics.tpot_ms > 1.05 * report["bf16"].metrics.tpot_ms
+    assert report["auto"].metrics.ttft_ms == pytest.approx(report["bf16"].metrics.ttft_ms, rel=0.02)
+    assert (report["bf16"].memory.max_batch_size or 0) > 1.3 * (report["auto"].memory.max_batch_size or 0) > 0
+    with pytest.raises(BadValue, match="llama-3.1-8b has no recurrent layers"):
+        analyze("llama-3.1-8b", "h200", mamba_ssm_cache_dtype="bf16")
+    with pytest.raises(UnknownName, match="did you mean fp16 or fp32"):
+        analyze("qwen3.5-27b", "h200", mamba_ssm_cache_dtype="fp8")

@@ -457,3 +457,10 @@ def test_the_models_own_length_is_left_where_it_fits() -> None:
     assert 4000 < tight.limit < 131072 and tight.limit % 1024 == 0
     assert "131,072" in tight.reason and "the longest request has 4,000" in tight.reason
     assert context_length([roomy], 4000, 6000).limit == 6000
+
+
+def test_states_in_a_chosen_format() -> None:
+    for engine, name in (("vllm", "--mamba-ssm-cache-dtype"), ("sglang", "--mamba-ssm-dtype")):
+        assert name not in argv(launches_of(pool_of(**BF16))[engine])
+        told = argv(launches_of(pool_of(**BF16), state_dtype="bfloat16")[engine])
+        assert told[told.index(name) + 1] == "bfloat16"

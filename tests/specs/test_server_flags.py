@@ -418,3 +418,11 @@ def test_variables_do_not_grow_without_end() -> None:
     doubled = "A=xx; " + "".join(f"B{k}=$A$A; A=$B{k}; " for k in range(60))
     command = server_command(doubled + "vllm serve m/x --served-model-name $A " + "${A:-" * 500 + "}" * 500)
     assert len(str(command)) < 200_000
+
+
+@pytest.mark.parametrize(
+    "text", ["vllm serve m/x --mamba-ssm-cache-dtype", "python -m sglang.launch_server --model m/x --mamba-ssm-dtype"]
+)
+def test_formats_of_recurrent_states(text: str) -> None:
+    for word in ("auto", "float32", "bfloat16"):
+        assert server_command(f"{text} {word}").arguments["mamba_ssm_cache_dtype"] == word

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..base.symbols import Env, Value, maximum_of, scalar, where
 from ..network.adapters import with_lora, with_offload
-from ..network.graph import Block, Model
+from ..network.graph import RECURRENT, Block, Model
 from ..network.operators import WORK_FIELDS, Op, Work
 from ..specs.structs import Engine, Hardware, Plan
 from . import host, kernels, parallelism, power, precision, roofline
@@ -115,7 +115,7 @@ def _falling_clocks(model: Model, device: Hardware, plan: Plan, env: Env) -> Env
     The latter was seen with dense models alone: experts and recurrent layers do not keep the matrix units as busy.
     """
     kinds = {op.kind for block in model.blocks for op in block.ops}
-    dense = not {"moe", "scan", "chunk_scan", "state_update"} & kinds
+    dense = not ({"moe"} | RECURRENT) & kinds
     return {
         "hot_seconds": _hot_seconds(model, device, plan, env),
         "cooling": device.throttle_memory if dense else 0.0,

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
+from ..base.cache import cache_by_identity
 from ..base.errors import BadValue
 from ..base.symbols import Value
-from ..network.graph import Model
-from ..specs.catalog import precision
+from ..network.graph import RECURRENT, Model
+from ..specs.catalog import plain_dtype, precision
 from ..specs.engine_rules import version_number
 from ..specs.structs import Engine, Hardware, Precision
 
@@ -28,6 +31,21 @@ def precision_by_role(model: Model, dtype: str, quantization: str | None) -> dic
     if quantization in ("bf16", "fp16", "fp32"):
         return dict.fromkeys(ROLES, quantization)
     return chosen | dict.fromkeys(QUANTISED, quantization)
+
+
+def with_states(model: Model, dtype: object, name: str) -> Model:
+    """The model with its recurrent states in a format that was chosen: ``with_states(model, "bf16", "qwen3.5-27b")``"""
+    if dtype in (None, "auto"):
+        return model
+    bits = 8 * precision(plain_dtype(str(dtype), "mamba_ssm_cache_dtype")).bytes
+    if not any(op.kind in RECURRENT for block in model.blocks for op in block.ops):
+        raise BadValue(f"{name} has no recurrent layers, whose states `mamba_ssm_cache_dtype` is for; leave it away")
+    return _with_state_bits(model, bits)
+
+
+@cache_by_identity(64)
+def _with_state_bits(model: Model, bits: float) -> Model:
+    return msgspec.structs.replace(model, state_bits=bits)
 
 
 def summary(roles: dict[str, str], dtype: str) -> str:

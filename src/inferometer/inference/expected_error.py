@@ -18,7 +18,7 @@ from ..base.cache import cache_by_identity
 from ..base.units import percent
 from ..costs import kernels
 from ..costs.binding import HOST
-from ..network.graph import Model
+from ..network.graph import RECURRENT, Model
 from ..specs import catalog
 from .report import ExpectedError, Phase
 from .request import Request
@@ -26,7 +26,6 @@ from .weights import parameters
 
 HOST_SHARE = 0.15  # of a step, from which on the host, not the kernels, decides its time
 SMALL = 2e9  # parameters below which the host decides the time of most steps
-RECURRENT = {"scan", "chunk_scan", "state_update"}  # kinds of operators of Mamba, gated delta and their like
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 LOADS = {"static": "static batches", "online": "servers under load", "disaggregated": "disaggregated servers"}
 TABLES = {

@@ -22,7 +22,7 @@ from ..costs.kernels.registry import KernelProfile
 from ..costs.power import least_cap
 from ..network import families
 from ..network.families.network_file import build_network
-from ..network.graph import Model
+from ..network.graph import RECURRENT, Model
 from ..specs import calibration as calibrations
 from ..specs import catalog, engine_rules
 from ..specs.arguments import check_names, checked, flag
@@ -129,6 +129,7 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
     assume_decoder = bool(given.get("assume_decoder"))
     entry = catalog.model(model, kwargs.get("hf_token"), assume_decoder=assume_decoder)
     network = network_of(entry, assume_decoder)
+    network = precision.with_states(network, given.get("mamba_ssm_cache_dtype"), entry.name)
     device = catalog.hardware(gpu)
     usecase = catalog.usecase(str(given["usecase"])) if "usecase" in given else None
     args = checked(PlanArgs, {**_usecase_lengths(usecase), **given})
@@ -266,7 +267,7 @@ def _facts(engine: Engine, device: Hardware, network: Model, plan: Plan) -> engi
 def _layer_kinds(network: Model) -> list[str]:
     """What is special about its layers: mixture (experts), hybrid (recurrent states); else dense."""
     kinds = {op.kind for block in network.blocks for op in block.ops}
-    named = (({"moe"}, "mixture"), ({"scan", "chunk_scan", "state_update"}, "hybrid"))
+    named = (({"moe"}, "mixture"), (RECURRENT, "hybrid"))
     return [word for special, word in named if special & kinds] or ["dense"]
 
 

@@ -11,6 +11,8 @@ import msgspec
 
 from .operators import Op
 
+RECURRENT = frozenset({"scan", "chunk_scan", "state_update"})  # kinds of operators that keep a state
+
 
 class Part(msgspec.Struct, frozen=True):
     """Operators that belong together (an attention, an MLP) and the sizes their formulas name."""

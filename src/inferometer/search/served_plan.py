@@ -14,7 +14,7 @@ import msgspec
 from ..base.input_file import is_piped
 from ..inference.request import Request
 from ..inference.speculation import HEADS
-from ..specs.catalog import UNQUANTIZED, named_precision
+from ..specs.catalog import UNQUANTIZED, named_precision, plain_dtype
 from ..specs.catalog import model as catalog_model
 from ..specs.structs import Plan, Speculation
 from .launch.processes import BENCH, SERVERS, Launch, launch_lines, process_lines, variables
@@ -44,6 +44,7 @@ def served_model(
         dtype=request.model.dtype,
         quantizations=_stored_precisions(server, name, hf_id),
         kv_cache_dtype=request.model.kv_cache_dtype,
+        state_dtype=_state_dtype(kwargs.get("mamba_ssm_cache_dtype")),
         length_limit=length.limit,
         length_reason=length.reason,
         max_len=length.longest,
@@ -56,6 +57,13 @@ def served_model(
         },
         memory_shares={request.engine.name: given} if given is not None else {},
     )
+
+
+def _state_dtype(given: str | None) -> str:
+    """The engines' word for the format of recurrent states, '' where none was chosen: ``_state_dtype("bf16")``"""
+    if given in (None, "auto"):
+        return ""
+    return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[plain_dtype(given)]
 
 
 def _stored_precisions(server: Server, name: str, hf_id: str) -> tuple[str, ...]:

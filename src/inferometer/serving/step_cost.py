@@ -151,9 +151,8 @@ class CompiledCost(ABC):
 
     def _cooling(self) -> float:
         """See `StepCost`: nothing where decode steps wait for the host (without CUDA graphs, small models)."""
-        one = binding.step_activity(self.bound_plan, Step((self._decode_group(1, 1),)))
-        waits = one.busy < self.host_seconds(0, self.tokens_per_decode, 1)
-        return 0.0 if waits else float(self.bound_plan.env.get("cooling", 0.0))
+        busy = float(binding.step_activity(self.bound_plan, Step((self._decode_group(1, 1),))).busy)
+        return float(self.env.get("cooling", 0.0)) * (busy > self.host_seconds(0, self.tokens_per_decode, 1))
 
     def decode_steps(self, batch: DecodeContexts, max_steps: int, gap: float, extra: int) -> tuple[int, float, float]:
         """Decode steps until ``gap`` seconds have passed, and ``extra`` after that; see `StepCost`."""
@@ -306,11 +305,10 @@ class FullAttentionCost(CompiledCost):
         }
 
     def _computes_longer_than_it_launches(self, num_new: int) -> bool:
-        """Whether a prompt's launches are hidden; if not, it matters how far the host was ahead, and the clocks less."""
+        """Whether launches (with 64 answers beside) are hidden; else it matters how far the host is ahead."""
         if not (self.bound_plan.engine.results_after_launches or self.throttle_after):
             return True
-        kernels = self.by_fresh_prompt(num_new) + self.by_tokens(num_new)
-        return kernels > self.host_seconds(num_new, 64, 64)  # some sequences decode beside it
+        return self.by_fresh_prompt(num_new) + self.by_tokens(num_new) > self.host_seconds(num_new, 64, 64)
 
     def decode_seconds(self, batch: DecodeContexts) -> float:
         """Seconds of a step in which every sequence decodes."""

@@ -382,6 +382,7 @@ class SearchArgs(SearchSpaceArgs):
         0.0
     )
     moe_backend: Annotated[str | None, arg("Kernels for experts: marlin (vLLM).", default_text="engine default")] = None
+    mamba_ssm_cache_dtype: Annotated[str | None, arg("Format of recurrent states.", default_text="the model's")] = None
     assume_decoder: Annotated[bool, arg("Treat a model of unknown structure as a Llama-like decoder.")] = False
     hf_token: Annotated[str | None, arg("Hugging Face token for gated models; or set HF_TOKEN.", secret=True)] = None
     backend: Annotated[str, arg("Where simulations run: processes, dask or ray.")] = "processes"

@@ -32,6 +32,7 @@ class PlanKwargs(TypedDict, total=False):
     quantization: str | None
     dtype: str | None
     kv_cache_dtype: str | None
+    mamba_ssm_cache_dtype: str | None
     norm_dtype: str | None
     kv_offloading_size: float | None
     kv_offloading_backend: str | None
@@ -96,6 +97,7 @@ class SimulatedKwargs(TypedDict, total=False):
     quantization: str | None
     dtype: str | None
     kv_cache_dtype: str | None
+    mamba_ssm_cache_dtype: str | None
     norm_dtype: str | None
     kv_offloading_size: float | None
     kv_offloading_backend: str | None
@@ -166,6 +168,7 @@ class SimulateKwargs(TypedDict, total=False):
     quantization: str | None
     dtype: str | None
     kv_cache_dtype: str | None
+    mamba_ssm_cache_dtype: str | None
     norm_dtype: str | None
     kv_offloading_size: float | None
     kv_offloading_backend: str | None
@@ -244,6 +247,7 @@ class CapacityKwargs(TypedDict, total=False):
     quantization: str | None
     dtype: str | None
     kv_cache_dtype: str | None
+    mamba_ssm_cache_dtype: str | None
     norm_dtype: str | None
     kv_offloading_size: float | None
     kv_offloading_backend: str | None
@@ -343,6 +347,7 @@ class SearchKwargs(TypedDict, total=False):
     gpu_memory_utilization: float | None
     routing_skew: float | None
     moe_backend: str | None
+    mamba_ssm_cache_dtype: str | None
     assume_decoder: bool | None
     hf_token: str | None
     backend: str | None
@@ -420,6 +425,7 @@ class SessionSearchKwargs(TypedDict, total=False):
     gpu_memory_utilization: float | None
     routing_skew: float | None
     moe_backend: str | None
+    mamba_ssm_cache_dtype: str | None
     assume_decoder: bool | None
     hf_token: str | None
     backend: str | None

@@ -101,6 +101,15 @@ class PrecisionArgs(MethodArgs):
             offered=("auto", "bf16", "fp16", "fp8", "int8", "int4"),
         ),
     ] = "auto"
+    mamba_ssm_cache_dtype: Annotated[
+        str | None,
+        arg(
+            "Format of the states of recurrent layers (Mamba, gated delta nets): bf16, fp16, fp32.",
+            default_text="the model's",
+            label="Recurrent states",
+            offered=("auto", "bf16", "fp16", "fp32"),
+        ),
+    ] = None
     norm_dtype: Annotated[
         str | None,
         arg("Format of the norms' weights.", default_text="--dtype", label="Norms", offered=("bf16", "fp16", "fp32")),

@@ -38,6 +38,7 @@ class ServedModel(NamedTuple):
     dtype: str = "bf16"  # of the checkpoint
     quantizations: tuple[str, ...] = ()  # what the checkpoint is quantised in
     kv_cache_dtype: str = ""  # that its config asks for
+    state_dtype: str = ""  # of recurrent layers, where the user chose one: an engine's word
     length_limit: int = 0  # tokens of a sequence for the servers' flag; 0: the model's own
     length_reason: str = ""
     max_len: int = 0  # of a sequence: the limit, or the model's own

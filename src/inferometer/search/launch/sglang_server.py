@@ -22,6 +22,7 @@ def sglang_server(pool: PoolSpec, model: ServedModel, nodes: int) -> dict[str, A
     quantization, cache_dtype = model.weights(SGLANG, pool).quantization, model.cache_dtype(SGLANG, pool)
     flags += ["--quantization", quantization] if quantization else []
     flags += ["--kv-cache-dtype", cache_dtype] if cache_dtype else []
+    flags += ["--mamba-ssm-dtype", model.state_dtype] if model.state_dtype else []
     if pool.kv_offloading_size:  # GB of every rank of a replica
         size = max(1, round(pool.kv_offloading_size * 2**30 / 1e9 / (tp * pp)))
         flags += ["--enable-hierarchical-cache", "--hicache-size", size]

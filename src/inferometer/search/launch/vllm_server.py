@@ -35,6 +35,7 @@ def vllm_server(pool: PoolSpec, model: ServedModel, nodes: int) -> dict[str, Any
     quantization, cache_dtype = model.weights(VLLM, pool).quantization, model.cache_dtype(VLLM, pool)
     flags += ["--quantization", quantization] if quantization else []
     flags += ["--kv-cache-dtype", cache_dtype] if cache_dtype else []
+    flags += ["--mamba-ssm-cache-dtype", model.state_dtype] if model.state_dtype else []
     flags += ["--kv-offloading-size", f"{pool.kv_offloading_size:g}"] if pool.kv_offloading_size else []
     flags += model.common_flags(VLLM, pool, "--dtype", "--max-model-len", "--gpu-memory-utilization")
     limits = {

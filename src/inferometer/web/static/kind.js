@@ -97,6 +97,7 @@ const OF_TOKENS = [
   "enable_expert_parallel",
   "input_len",
   "kv_cache_dtype",
+  "mamba_ssm_cache_dtype",
   "max_model_len",
   "moe_backend",
   "output_len",
