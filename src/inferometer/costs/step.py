@@ -5,9 +5,9 @@
     decode(8, 1024, output=128)                                       # the mean step of the answers
 
 With q new and c cached tokens per sequence: tokens = Σq, seqs = n, kv = what is read of the cache,
-qk = Σ(q·c + q(q+1)/2) pairs of query and key, and logits = rows that need the LM head. Prefill, decode, chunked mixes
-and speculative verification are all just groups of sequences. Every number may be an array, so that the steps of a
-million workloads are one call.
+qk = Σ(q·c + q(q+1)/2) pairs of query and key, squares = Σq² of prompts (how unlike they are), and logits = rows that
+need the LM head. Prefill, decode, chunked mixes and speculative verification are all just groups of sequences. Every
+number may be an array, so that the steps of a million workloads are one call.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Step(NamedTuple):
     def sums(self, spans: dict[str, Span]) -> dict[str, Value]:
         """The named sums that formulas use, for the spans that a model has."""
         suffixed = {f"_{key}" if key else "": span for key, span in spans.items()}
-        sums: dict[str, Any] = {"tokens": 0.0, "seqs": 0.0, "logits": 0.0}
+        sums: dict[str, Any] = {"tokens": 0.0, "seqs": 0.0, "logits": 0.0, "prefill_squares": 0.0}
         for phase in ("prefill", "decode"):
             sums |= {f"{phase}_tokens": 0.0, f"{phase}_seqs": 0.0, f"{phase}_dense": 0.0}
             for suffix in suffixed:
@@ -96,6 +96,8 @@ class Step(NamedTuple):
             sums[f"{phase}_tokens"] += n * q
             sums[f"{phase}_seqs"] += n
             sums[f"{phase}_dense"] += n * q * (c + q)
+            if not group.decode:
+                sums["prefill_squares"] += n * q * q
             for suffix, span in suffixed.items():
                 sums[f"{phase}_qk{suffix}"] += n * (query_key_pairs(span, c + q) - query_key_pairs(span, c))
                 sums[f"{phase}_kv{suffix}"] += n * entries_read(span, c, q)

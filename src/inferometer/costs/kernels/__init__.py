@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from ...specs.structs import Engine, Hardware
 from ..parallelism import Place
+from .delta_rule import delta_rules
 from .lookup import Formats, kernel_sources
-from .registry import KernelProfile, donors, installed, peak_flops, relative_reach
+from .registry import KernelProfile, Reach, donors, installed, peak_flops, relative_reach
 from .source import FUSED, LINKED, ORIGINS, Source, Terms, assumed, given, ideal, linked, rounding
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "installed",
     "linked",
     "peak_flops",
+    "relative_reach",
     "rounding",
     "sources",
 ]
@@ -54,4 +56,7 @@ def sources(
         chain += kernel_sources(
             device, engine.profile, formats, kinds=engine.profile_kinds, user_profile=profile, changed=changed
         )
-    return (*chain, assumed(engine, relative_reach(device, engine.kernels_from) if device else (1.0, 1.0)))
+    shares = relative_reach(device, engine.kernels_from) if device else Reach(1.0, 1.0)
+    if device and (rules := delta_rules(engine, changed or device, shares.memory)):
+        chain += (rules,)
+    return (*chain, assumed(engine, shares))

@@ -36,6 +36,7 @@ def _delta_rule(
     history: Formula,
     params: Formula,
     inputs: tuple[str, ...],
+    decay_per_head: bool = False,
 ) -> Op:
     """Per token and state element: decay 1, read by key 2, update 2, read by query 2.
 
@@ -52,6 +53,7 @@ def _delta_rule(
         params=params,
         chunk=s.chunk_size,
         chunk_flops=heads * s.chunk_size * (6 * key_dim + 4 * value_dim),
+        decay_per_head=decay_per_head,
         inputs=inputs,
     )
 
@@ -106,6 +108,7 @@ def delta_net(
             history=mixed / s.tp * (s.linear_conv_kernel_dim - 1),
             params=2 * s.linear_num_value_heads,
             inputs=("conv1d", "in_proj_ba"),
+            decay_per_head=True,
         ),
         _gated_norm(values / s.tp, s.linear_value_head_dim, ("linear_attention", "in_proj_qkvz")),
         linear("out_proj", values, s.hidden_size, role="attn", shard="row"),

@@ -102,6 +102,7 @@ def scan(
     chunk: Formula = 0,
     chunk_flops: Formula = 0,
     peak: str = "attention_peak_flops",
+    decay_per_head: bool = False,
     inputs: tuple[str, ...] | None = None,
 ) -> Op:
     """A recurrent mixer (gated delta net, lightning attention, Mamba 1), prompts and decoding sequences together: a
@@ -110,10 +111,17 @@ def scan(
     ``flops_per_state`` multiply-adds·2 per token and state element; ``width`` elements in and out per token;
     ``conv_state`` elements of short-convolution history per sequence. Prompts that are processed in chunks of
     ``chunk`` tokens cost ``chunk_flops`` more per token, and the state at each chunk's start goes through memory.
+    ``decay_per_head``: a delta rule whose gate is one number a head, which libraries have kernels of their own for. Its
+    shape says how prompts' tokens are spread over sequences, and how many bytes are ``moved`` besides: the states of
+    decoding sequences, and the prompts' queries, keys and values, which those kernels want in other places.
     """
     state = heads * key_dim * value_dim
     starts = s.prefill_tokens / chunk * state * s.act_bytes if chunk else 0
     kept = state * s.state_bytes + conv_state * s.act_bytes
+    dims = {"m": s.tokens, "seqs": s.seqs, "heads": heads, "key_dim": key_dim, "value_dim": value_dim}
+    if decay_per_head:
+        dims |= {"prompts": s.prefill_seqs, "prompt_tokens": s.prefill_tokens, "prompt_squares": s.prefill_squares}
+        dims |= {"moved": 2 * (s.decode_seqs * kept + s.prefill_tokens * width * s.act_bytes)}
     return Op(
         name,
         "scan",
@@ -128,7 +136,7 @@ def scan(
             active=params,
             stored=params * s.norm_bytes,
         ),
-        {"m": s.tokens, "seqs": s.seqs, "heads": heads, "key_dim": key_dim, "value_dim": value_dim},
+        dims,
         peak,
         inputs,
         s.tokens * heads * value_dim * s.act_bytes,
