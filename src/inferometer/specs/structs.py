@@ -203,7 +203,7 @@ class Engine(Spec, frozen=True, kw_only=True):
     kernels_from: str = ""  # the one device that the kernels' shares of peak were seen on
     profile: str = ""  # the measured kernels that it runs: a file name under data/profiles/<device>
     profile_kinds: tuple[str, ...] = ()  # of those, the kinds that it runs; () = all
-    delta_rule: Literal["constant", "flashinfer", "triton"] = "constant"  # whose kernels serve gated delta nets' prompts
+    delta_rule: Literal["constant", "flashinfer", "triton"] = "constant"  # whose kernels run gated delta nets' prompts
     row_tiles: bool = False  # its products take their rows in the tiles of that profile: the very same kernels
     prefill_factor: float = 1.0  # on the seconds of prompts' tokens, from a calibration
     decode_factor: float = 1.0  # on the seconds of answers' tokens
