@@ -97,7 +97,7 @@ HEAVY = [
     "pyarrow",
 ]
 
-MAX_FILES = 343
+MAX_FILES = 344
 MAX_LINES_OF_A_FILE = 500
 GENERATED = ["specs.keywords"]  # nobody reads or edits these line by line
 MAX_LINES_OF_A_FUNCTION = 60
