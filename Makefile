@@ -50,7 +50,7 @@ dist: $(TESTS)
 
 # How fast it is, then how right.
 SPEED := cold_start points_per_second serving_speed search web_load
-ACCURACY := engine_steps kernel_accuracy collectives training serving ranking
+ACCURACY := engine_steps kernel_accuracy delta_rule collectives training serving ranking
 
 bench: $(TESTS)
 	for name in $(SPEED) $(ACCURACY); do echo "== $$name"; $(RUN)/python benchmarks/$$name.py || exit 1; done

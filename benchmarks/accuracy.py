@@ -20,6 +20,7 @@ import accuracy_page
 import accuracy_picture
 import accuracy_summary
 import collectives
+import delta_rule
 import energy
 import engine_steps
 import hosts
@@ -41,6 +42,7 @@ def sections() -> dict[str, str]:
         "left-out": left_out_gpu.markdown(list(left_out_gpu.comparisons()), "gpu", "phase"),
     }
     tables |= {"kernels-own": kernel_accuracy.own_table(), "kernels": kernel_accuracy.tables()}
+    tables |= {"delta-rule": delta_rule.report()}
     tables |= machines.sections()
     tables |= {"collectives": collectives.report(), "training": training.markdown().rstrip("\n")}
     tables["training-runs"] = training_runs.markdown().rstrip("\n")
