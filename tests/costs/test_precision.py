@@ -250,7 +250,8 @@ def test_states_in_a_chosen_format() -> None:
     assert report["auto"].metrics.tpot_ms == report["fp32"].metrics.tpot_ms > 1.05 * report["bf16"].metrics.tpot_ms
     assert report["auto"].metrics.ttft_ms == pytest.approx(report["bf16"].metrics.ttft_ms, rel=0.02)
     assert (report["bf16"].memory.max_batch_size or 0) > 1.3 * (report["auto"].memory.max_batch_size or 0) > 0
-    with pytest.raises(BadValue, match=r"llama-3\.1-8b has no recurrent layers"):
-        analyze("llama-3.1-8b", "h200", mamba_ssm_cache_dtype="bf16")
+    assert analyze("llama-3.1-8b", "h200", mamba_ssm_cache_dtype="bf16").warnings == [
+        "--mamba-ssm-cache-dtype changes nothing: llama-3.1-8b has no recurrent layers"
+    ]
     with pytest.raises(UnknownName, match="did you mean fp16 or fp32"):
         analyze("qwen3.5-27b", "h200", mamba_ssm_cache_dtype="fp8")

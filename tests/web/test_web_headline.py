@@ -78,7 +78,7 @@ def test_a_diffusion_model_speaks_of_images(opened: Opened) -> None:
 
 
 def test_figures_and_their_differences(opened: Opened) -> None:
-    page = opened("?tensor_parallel_size=4&pin=tensor_parallel_size%3D2")
+    page = opened("?tensor_parallel_size=4&input_len=8000&pin=tensor_parallel_size%3D2")
     page.wait_for_selector(".delta")
     written = page.evaluate(
         """(numbers) => import("/static/format.js").then((f) => numbers.map((v) =>

@@ -13,7 +13,7 @@ import msgspec
 from ..base.cache import cache_by_identity
 from ..base.errors import BadValue
 from ..base.symbols import Value
-from ..network.graph import RECURRENT, Model
+from ..network.graph import Model
 from ..specs.catalog import plain_dtype, precision
 from ..specs.engine_rules import version_number
 from ..specs.structs import Engine, Hardware, Precision
@@ -33,14 +33,11 @@ def precision_by_role(model: Model, dtype: str, quantization: str | None) -> dic
     return chosen | dict.fromkeys(QUANTISED, quantization)
 
 
-def with_states(model: Model, dtype: object, name: str) -> Model:
-    """The model with its recurrent states in a format that was chosen: ``with_states(model, "bf16", "qwen3.5-27b")``"""
+def with_states(model: Model, dtype: object) -> Model:
+    """The model with its recurrent states, if any, in a format that was chosen: ``with_states(model, "bf16")``"""
     if dtype in (None, "auto"):
         return model
-    bits = 8 * precision(plain_dtype(str(dtype), "mamba_ssm_cache_dtype")).bytes
-    if not any(op.kind in RECURRENT for block in model.blocks for op in block.ops):
-        raise BadValue(f"{name} has no recurrent layers, whose states `mamba_ssm_cache_dtype` is for; leave it away")
-    return _with_state_bits(model, bits)
+    return _with_state_bits(model, 8 * precision(plain_dtype(str(dtype), "mamba_ssm_cache_dtype")).bytes)
 
 
 @cache_by_identity(64)

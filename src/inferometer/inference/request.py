@@ -129,7 +129,7 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
     assume_decoder = bool(given.get("assume_decoder"))
     entry = catalog.model(model, kwargs.get("hf_token"), assume_decoder=assume_decoder)
     network = network_of(entry, assume_decoder)
-    network = precision.with_states(network, given.get("mamba_ssm_cache_dtype"), entry.name)
+    network = precision.with_states(network, given.get("mamba_ssm_cache_dtype"))
     device = catalog.hardware(gpu)
     usecase = catalog.usecase(str(given["usecase"])) if "usecase" in given else None
     args = checked(PlanArgs, {**_usecase_lengths(usecase), **given})
@@ -155,6 +155,8 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
         raise BadValue(missing)
     warnings = [*network.warnings, *format_warnings, *_check_lengths(args, plan, workload, network)]
     warnings += _check_moe_backend(engine, network, device, roles)
+    if given.get("mamba_ssm_cache_dtype", "auto") != "auto" and "hybrid" not in _layer_kinds(network):
+        warnings += [f"{flag('mamba_ssm_cache_dtype')} changes nothing: {entry.name} has no recurrent layers"]
     profile = None if args.profile is None or measured is not None else _user_profile(args.profile, device, entry)
     warnings += profile.warnings if profile is not None else ()
     warnings += (
