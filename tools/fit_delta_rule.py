@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from kernel_tables import ROOT, Array, held_out, missing, table
+from kernel_tables import ROOT, Array, absent, folder, held_out, missing, table
 
 from inferometer.costs.kernels.delta_rule import ChunkKernels, DeltaRule, Prompts, SequencePrograms
 from inferometer.specs import catalog
@@ -157,6 +157,8 @@ def _least(loss: Callable[[Array], float], begin: Array, steps: int = 1500) -> A
 
 def main() -> None:
     """Fit all that data/delta_rule.toml has."""
+    if lacking := absent(*(f"{name}__gdn_perf" for names in TABLES.values() for name in names)):
+        sys.exit(f"Nothing is written: {folder()} lacks {', '.join(lacking)}")
     every = everything()
     write_kept(every)
     prompts = [rows for rows in every if rows.phase == "prompts" and rows.device in FITTED_TO]

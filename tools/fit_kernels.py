@@ -11,7 +11,7 @@
     profiles/h200/measured.json       from benchmarks/data/h200_kernels*.csv
     profiles/<device>/<engine>.json   from AIConfigurator's kernel tables (Apache-2.0), where they are
 
-Those tables (13 MB) are not part of the repository: they are looked for in measured/kernel_tables of the folder that
+Those tables are not part of the repository: they are looked for in measured/kernel_tables of the folder that
 INFEROMETER_SHARED names, and without them the files that were fitted to them stay as they are.
 Rows that `kernel_tables.held_out` names are not used: docs/accuracy.md says how well they are met.
 """
@@ -25,7 +25,7 @@ import carried_experts
 import msgspec
 import numpy as np
 from fit_surface import fit, rising
-from kernel_tables import ROOT, TABLES, TableRows, everything, missing, own_rows, without_start
+from kernel_tables import ROOT, TABLES, TableRows, absent, everything, missing, own_rows, without_start
 from monotone import TOLERANCE, Least, base_at, constraints, raised, worst_fall
 
 from inferometer.base.symbols import Value
@@ -503,7 +503,14 @@ def main() -> None:
 
 
 def fit_tables(device: str, engine: str, name: str, kinds: list[str]) -> None:
-    """The surfaces of one engine's public tables on a device; of some kinds, the others stay as they are."""
+    """The surfaces of one engine's public tables on a device; of some kinds, the others stay as they are.
+
+    A profile whose tables are not all there stays as it is: it would lack what they have.
+    """
+    parts = ("gemm", "context_attention", "generation_attention", "moe")
+    if lacking := absent(*(f"{name}__{part}_perf" for part in parts)):
+        print(f"{device} {engine} stays as it is: {', '.join(lacking)} not found")
+        return
     fitted: dict[str, dict[str, Surface]] = {}
     tiled: dict[str, RowTiles] = {}
     path = DATA / "profiles" / device / f"{engine}.json"

@@ -2,9 +2,10 @@
 
     python tools/kernel_tables.py       writes the rows that no fit saw into benchmarks/data/kernels
 
-Tables of AIConfigurator's (Apache-2.0): vLLM and TensorRT-LLM kernels on A100, H100, H200, B200 and L40S. The whole
-tables are not part of the repository. It has what was fitted to them, and the rows that were kept out of the fits, so
-that accuracy can be judged without them.
+Tables of AIConfigurator's (Apache-2.0): kernels of vLLM, SGLang and TensorRT-LLM on A100, H100, H200, B200 and L40S.
+The whole tables are not part of the repository. It has what was fitted to them, and the rows that were kept out of the
+fits, so that accuracy can be judged without them. A file `b200_sxm__trtllm_1.3.0rc20__moe_perf.parquet` is
+`systems/data/b200_sxm/moe/trtllm/1.3.0rc20/moe_perf.parquet` of github.com/ai-dynamo/aiconfigurator at 095f58a.
 """
 
 from __future__ import annotations
@@ -100,6 +101,11 @@ def missing() -> str:
     if importlib.util.find_spec("pyarrow") is None:
         return "the kernel tables are Parquet, which needs pyarrow: pip install pyarrow"
     return ""
+
+
+def absent(*names: str) -> list[str]:
+    """Those of some tables that are not there: ``absent("b200_sxm__trtllm_1.3.0rc20__moe_perf")``"""
+    return [name for name in names if not (folder() / f"{name}.parquet").exists()]
 
 
 @cache

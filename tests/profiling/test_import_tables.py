@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import command
+from conftest import ROOT, command
 from helpers.foreign_tables import Rows, aic, stats, table, take
 
 from inferometer import BadFile, BadValue, UnknownName, profile
@@ -274,3 +274,18 @@ def test_from_python(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadValue, match=sentence):
             profile(**words)
+
+
+def test_a_shipped_profile_whose_tables_are_elsewhere_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    fit_kernels = importlib.import_module("fit_kernels")
+    monkeypatch.setenv("INFEROMETER_SHARED", str(tmp_path))
+    monkeypatch.setattr(fit_kernels, "DATA", tmp_path)
+    path = tmp_path / "profiles" / "h200" / "sglang.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("as it was")
+    fit_kernels.fit_tables("h200", "sglang", "h200_sxm__sglang_0.5.14", [])
+    assert path.read_text() == "as it was"
+    assert "h200_sxm__sglang_0.5.14__moe_perf not found" in capsys.readouterr().out
