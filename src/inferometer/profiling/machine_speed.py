@@ -83,6 +83,11 @@ QUANTITIES = {
     "prompt_64": Quantity("vLLM step of 64 tokens, in graphs", "s", "ms", 1e3),
     "prompt_600": Quantity("vLLM step of 600 tokens, no graphs", "s", "ms", 1e3),
     "first_token_64": Quantity("vLLM first token of 64", "s", "ms", 1e3),
+    "decode_1_experts": Quantity("decode step with experts", "s", "ms", 1e3),
+    "prompt_600_experts": Quantity("600 tokens, with experts", "s", "ms", 1e3),
+    "decode_1_recurrent": Quantity("decode step with Mamba-2 layers", "s", "ms", 1e3),
+    "prompt_64_recurrent": Quantity("64 tokens, with Mamba-2 layers", "s", "ms", 1e3),
+    "prompt_64_beside_recurrent": Quantity("the same beside a decoding sequence", "s", "ms", 1e3),
     "round_spread": Quantity("slowest over fastest round of launches", "1", "×", 1.0),
 }
 
@@ -110,9 +115,7 @@ def profile_quick(output: str, device: str, say: Log) -> dict[str, Any]:
     if device == "cuda":
         steps, why = engine_steps(say)
         values |= steps
-        if why:
-            missing["engine_steps"] = why
-            say(f"steps of vLLM: not measured ({why})")
+        missing |= why
     if "launch" not in values or "python_loop" not in values:
         raise BadValue("kernel launches and Python could not be timed here, so no file was written")
     known = catalogue_device(str(about["device"]), float(about["memory"]))

@@ -84,6 +84,7 @@ MAMBAS = (  # shapes that Triton tunes once together come one after the other
     MambaShape(128, 80, 128, 8, 128, "fp32"),  # Nemotron Nano 9B and 12B v2
     MambaShape(48, 64, 128, 1, 256),  # Granite 4.0 H Tiny
     MambaShape(128, 64, 128, 8, 128, "fp32"),  # Nemotron-H 8B
+    MambaShape(24, 128, 256, 1, 128),  # Falcon-H1 7B
 )
 DELTAS = ((16, 32, 128, 128), (8, 16, 128, 128))  # Qwen3-Next, and half of it: key and value heads, and their sizes
 DELTA_CHANNELS = 2 * 16 * 128 + 32 * 128  # of Qwen3-Next's convolution
