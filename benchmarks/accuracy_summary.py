@@ -20,9 +20,9 @@ from typing import Any
 import accuracy_page
 import engine_steps
 import numpy as np
+from measurements import measured_config
 
 from inferometer.network import families
-from inferometer.specs import catalog
 
 KINDS = {
     "decode": "decode step",
@@ -47,7 +47,7 @@ Table = dict[str, Any]
 @cache
 def network_kind(model: str) -> str:
     """``network_kind("mixtral-8x7b-v0.1")  # "mixture"``"""
-    kinds = {op.kind for block in families.build(catalog.model(model).config).blocks for op in block.ops}
+    kinds = {op.kind for block in families.build(measured_config(model)).blocks for op in block.ops}
     return "hybrid" if kinds & {"scan", "state_update"} else "mixture" if "moe" in kinds else "dense"
 
 

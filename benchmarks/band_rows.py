@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import engine_steps
 import serving
-from measurements import OPTIONAL, closed_loops
+from measurements import OPTIONAL, closed_loops, measured_model
 
 from inferometer.costs.kernels.registry import left_out
 from inferometer.inference.expected_error import HOST_SHARE, METRICS, PredictionTraits, traits_of
@@ -41,6 +41,8 @@ PLAN = frozenset(arguments(PlanArgs))
 OWN_MACHINES = {  # by parts of a run's name
     **dict.fromkeys(("ernie", "nemotron-h", "fp8-r20"), "11"),
     "phi-3.5": "16",
+    **dict.fromkeys(("falcon-h1", "olmoe"), "17"),
+    **dict.fromkeys(("granite-4.0-h", "qwen3-235b"), "18"),
     "same_r4": "3",
     "online": "3",
     "http": "2",
@@ -188,7 +190,7 @@ def request_of(case: serving.Case) -> Request:
     """The plan of a case; of disaggregated ones, that of their decode pool."""
     options = {**case.options, **(case.options.get("pools") or [{}])[-1]}
     gpu = options.pop("gpu", case.gpu)
-    return build_request(case.model, gpu, **{k: v for k, v in options.items() if k in PLAN})
+    return build_request(measured_model(case.model), gpu, **{k: v for k, v in options.items() if k in PLAN})
 
 
 def server_row(case: serving.Case, predicted: dict[str, float], hidden: bool) -> Prediction:

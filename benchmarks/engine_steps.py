@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from measurements import DATA
+from measurements import DATA, measured_model
 
 from inferometer.costs.binding import BoundPlan, step_activity
 from inferometer.costs.power import Activity
@@ -49,6 +49,7 @@ SETS = {
 # s of a step that only simulated routing takes: 128 experts of its choice are packed for the kernels, 66 us a layer
 # (moe_routing in h200_kernels_engine.csv, with chosen=1 less without); a real router's choice is not
 PACKING = {"gpt-oss-120b": 36 * 66e-6}
+FEWER_SEQUENCES = {"granite-4.0-h-small": 128}  # than 512, where it is how far CUDA graphs reach
 NAMES = {"mixtral-8x7b": "mixtral-8x7b-v0.1"}
 MACHINES = {FIRST: "first", OWN: "another", BETWEEN: "one more"}  # of files that have no column for it
 CHOSEN_ON = {  # rows that constants were chosen with say nothing of how well others are met
@@ -127,10 +128,10 @@ def measured_request(model: str, precision: str, profile: Path | None = None) ->
     machine = {"host_profile": "h200-vm"} if profile is None else {"profile": str(profile)}
     quantization, _, cache_dtype = precision.removesuffix(" cache").partition(", ")
     return build_request(
-        model,
+        measured_model(model),
         "h200",
         engine="vllm@0.25",
-        max_num_seqs=512,
+        max_num_seqs=FEWER_SEQUENCES.get(model, 512),
         max_num_batched_tokens=8192,
         quantization=quantization,
         kv_cache_dtype=cache_dtype or "bf16",
@@ -248,7 +249,7 @@ def predicted_memory(row: dict[str, str]) -> tuple[float, int]:
     """Weights, and tokens of the KV cache in the engine's share of memory or in the bytes that it was given."""
     name, text = row["model"].removesuffix("-text"), row["model"].endswith("-text")
     with tempfile.TemporaryDirectory() as folder:
-        model = name
+        model = measured_model(name)
         if text:  # the language model of a multimodal one, alone
             model = str(Path(folder) / "config.json")
             Path(model).write_text(json.dumps(catalog.model(name).config["text_config"]), encoding="utf-8")

@@ -11,13 +11,19 @@ INFEROMETER_SHARED names (default: ``shared`` beside the repository); without it
 from __future__ import annotations
 
 import csv
+import json
 import os
+import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from inferometer.specs import catalog
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "data"
 
+_CUT = tempfile.TemporaryDirectory(prefix="inferometer-")  # configurations of models with fewer layers
 OPTIONAL = ("h100", "rtx3090")  # sets of servers that lie elsewhere: only their own tables are made of them
 
 
@@ -32,3 +38,28 @@ def closed_loops() -> tuple[dict[str, str], ...]:
     """Every run of closed_loops.csv, aggregated and disaggregated servers."""
     with (DATA / "closed_loops.csv").open(newline="", encoding="utf-8") as file:
         return tuple(csv.DictReader(file))
+
+
+def _is_cut(name: str) -> bool:
+    models = catalog.names("models")
+    return name not in models and name.rpartition("-")[0] in models
+
+
+def measured_config(name: str) -> dict[str, Any]:
+    """A model's configuration; the last number of a name may be that of its layers: ``"qwen3-235b-a22b-10"``."""
+    base, _, layers = name.rpartition("-")
+    return (
+        {**catalog.model(base).config, "num_hidden_layers": int(layers)}
+        if _is_cut(name)
+        else catalog.model(name).config
+    )
+
+
+def measured_model(name: str) -> str:
+    """The same as predictions take it: a name, or a file where the catalogue has another number of layers."""
+    if not _is_cut(name):
+        return name
+    path = Path(_CUT.name) / name / "config.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(measured_config(name)), encoding="utf-8")
+    return str(path)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import accuracy_page
 import numpy as np
 from disaggregated import started
-from measurements import DATA, closed_loops, elsewhere
+from measurements import DATA, closed_loops, elsewhere, measured_model
 from recipes import checkpoint, engine, one_length, recipe, unlike
 from serving_tables import LABELS, read_rows, table, write_rows
 
@@ -84,6 +84,12 @@ IN_PROCESS: dict[str, Any] = {  # how the engine was started behind its asynchro
     "gpu_memory_utilization": 0.9,
     "enable_prefix_caching": False,
 }
+OWN_OPTIONS: dict[str, dict[str, Any]] = {
+    "nemotron-h-8b": {"max_num_seqs": 128},
+    "falcon-h1-7b": {"max_num_seqs": 128},
+    "granite-4.0-h-small": {"max_num_seqs": 128},
+    "olmoe-1b-7b": {"max_model_len": 4096},
+}
 FP8 = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
 
 
@@ -96,12 +102,12 @@ def h200() -> Iterator[Case]:
 
 
 def own() -> Iterator[Case]:
-    """vLLM 0.25.1 on six more H200s (`benchmarks/data`): in process, by HTTP, and plans of `search -o` as written."""
+    """vLLM 0.25.1 on eight more H200s (`benchmarks/data`): in process, by HTTP, and plans of `search -o` as written."""
     for path in sorted(DATA.glob("h200_*_*_*.csv")):
         _, way, model, load = path.stem.split("_", 3)
         if way in ("online", "http"):
             options = {**IN_PROCESS, "frontend": "http" if way == "http" else "in-process"}
-            options |= {"max_num_seqs": 128} if model == "nemotron-h-8b" else {}
+            options |= OWN_OPTIONS.get(model, {})
             options |= {**FP8, "enable_prefix_caching": True} if load.startswith("fp8") else {}
             yield Case("own", f"{model} {way} {load}", model, "h200", options, ("file", str(path)), _means(path), {})
         elif way == "plan":  # the engine's own defaults, and the one limit that the written command sets
@@ -329,7 +335,7 @@ def run(case: Case) -> Row:
         return Row(case, {}, {}, case.build[1], 0.0)
     trace, limit = requests(case.build)
     try:
-        outcome = simulate(case.model, case.gpu, trace=trace, max_concurrency=limit, **case.options)
+        outcome = simulate(measured_model(case.model), case.gpu, trace=trace, max_concurrency=limit, **case.options)
     except InferometerError as error:
         return Row(case, {}, {}, str(error), time.perf_counter() - start)
     means = metrics(outcome)

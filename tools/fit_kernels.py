@@ -44,8 +44,8 @@ AXES: dict[str, list[list[float]]] = {
     "decode_attention": [[*range(15)], [*range(1, 18)], [0, 1, 2, 3, 4, 5, 6, 7]],
     "prefill_attention": [[*range(4, 24)], [*range(4, 15)], [0, 2, 4, 6]],
     "moe": [[*range(-7, 14)], [16, 18, 20, 21, 22, 23, 24, 26], [0, 2, 4, 6, 8, 9], [0, 1, 3, 4.5]],
-    "chunk_scan": [[*range(10, 23)], [0, 3, 6], [6, 6.5], [7, 8], [7, 8]],
-    "state_update": [[*range(5, 18)], [6, 6.5], [7, 8]],
+    "chunk_scan": [[*range(10, 23)], [0, 3, 6], [6, 6.32, 7], [7, 8], [7, 8]],
+    "state_update": [[*range(4, 18)], [6, 6.32, 7], [7, 8]],
     "sampler": [[*range(11)], [14, 15, 16, 17, 18, 19]],
 }
 BLOCKS = (16, 64, 128, 256, 512, 1024)  # rows of 8-bit products above which another kernel is chosen, or more tiles

@@ -175,12 +175,13 @@ def _cached_layers(bound_plan: BoundPlan) -> CachedLayers | None:
         caches = [op.cache for op in block.ops if op.cache is not None]
         env = {**bound_plan.env, **block.dims}
         held = [(float(evaluate(c.per_token, env)), float(evaluate(c.per_sequence, env))) for c in caches]
-        if caches and not any(token for token, _ in held):  # convolution and state of a layer lie together
-            states, per_state = states + block.count, max(per_state, sum(state for _, state in held))
-            continue
-        for cache, (token, state) in zip(caches, held, strict=True):
+        kept = [state for token, state in held if not token]  # convolution and state of a layer lie together
+        if kept:
+            states, per_state = states + block.count, max(per_state, sum(kept))
+        attending = [(cache, token, state) for cache, (token, state) in zip(caches, held, strict=True) if token]
+        for cache, token, state in attending:
             span = bound_plan.model.spans[cache.span]
-            if len(caches) > 1 or span.ratio != 1 or state:
+            if len(attending) > 1 or span.ratio != 1 or state:
                 return None
             by_span[span] = by_span.get(span, 0) + block.count
             sizes.add(token)

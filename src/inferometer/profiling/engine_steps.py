@@ -25,8 +25,7 @@ from ..base.extras import is_installed
 from ..costs.host import launch_seconds, state_groups
 from ..network import families
 from ..specs import catalog
-from ..specs.hosts import hosted_engine
-from ..specs.structs import Host, HostedEngine
+from ..specs.structs import HostedEngine
 from .machine import optional_library
 
 LIMIT = 240.0  # s after which engines that are not ready are given up
@@ -92,9 +91,15 @@ ENVIRONMENT = {
 }
 BATCHES = (1, 8, 64)
 IN_GRAPHS, BEYOND_GRAPHS = 64, 600  # tokens of a step; graphs reach 512
+_DENSE_STEPS = (
+    *(f"decode_{batch}" for batch in BATCHES),
+    *(f"prompt_{tokens}" for tokens in (IN_GRAPHS, BEYOND_GRAPHS)),
+    f"first_token_{IN_GRAPHS}",
+)
 # steps of the networks beside the dense one; the last of the recurrent one's has a sequence more, which decodes
 _EXPERTS_STEPS = ("decode_1_experts", f"prompt_{BEYOND_GRAPHS}_experts")
 _RECURRENT_STEPS = ("decode_1_recurrent", f"prompt_{IN_GRAPHS}_recurrent", f"prompt_{IN_GRAPHS}_beside_recurrent")
+STEPS = (*_DENSE_STEPS, *_EXPERTS_STEPS, *_RECURRENT_STEPS)
 STEPS_IN_A_ROW = 9  # of one prompt; the difference to a single step has no request's own time in it
 REPEATS = 5
 # A core of a virtual machine may share its hardware with a neighbour's. Then launches and Python take 1.5 to 2 times as
@@ -103,6 +108,10 @@ REPEATS = 5
 ROUNDS, PAUSE = 5, 1.0  # s between rounds
 INTERRUPTED = 4.0  # times the median
 SPREAD = "round_spread"  # the slowest over the fastest of these rounds, of a step that waits for launches
+# Engines that work and serve launch and plan this much more slowly than a small one that is alone on its host, as the
+# steps of mixtures and hybrids and their servers on six machines show: 1.15 to 1.25 by the one, 1.3 to 1.4 by the other
+SERVING = 1.25
+_SECONDS = ("step_floor", "step_floor_per_sequence", "step_floor_per_state_group")
 _RESULT, _LOG = "rounds.jsonl", "log.txt"
 Seconds = dict[str, float]
 
@@ -146,13 +155,13 @@ def _measure(engines: Mapping[str, EngineProcess], missing: dict[str, str], read
 
 def _means(rounds: Mapping[str, list[Seconds]]) -> Seconds:
     """The mean of every step over its rounds, and how far these lie apart."""
-    seconds = {name: statistics.mean(one[name] for one in each) for each in rounds.values() for name in each[0]}
+    seconds = {name: statistics.mean(one[name] for one in each) for each in rounds.values() if each for name in each[0]}
     launched = [one[f"prompt_{BEYOND_GRAPHS}"] for one in rounds.get(DENSE, ())]
     return {**seconds, SPREAD: max(launched) / min(launched)} if launched else {}
 
 
 class EngineProcess:
-    """The process of one small engine, which times a round of steps whenever it is told to: ``process.start_round()``"""
+    """The process of one small engine, which times a round of steps when it is told to: ``process.start_round()``"""
 
     def __init__(self, folder: Path, network: str) -> None:
         folder.mkdir()
@@ -226,37 +235,30 @@ def _groups() -> int:
     return state_groups(families.build(CONFIGS[RECURRENT]).blocks)
 
 
-def step_references(where: Host) -> Seconds:
-    """The same steps as predictions have them on a host: ``step_references(host("h200-vm"))["prompt_64"]``"""
-    engine = hosted_engine(catalog.engine("vllm"), where)
-
-    def step(sequences: int, groups: int = 0) -> float:
-        planning = engine.step_floor + groups * engine.step_floor_per_state_group
-        return engine.step_overhead + planning + sequences * engine.step_floor_per_sequence
-
-    attention, others = _launching(DENSE, engine.launch)
-    groups = _groups()
-    seconds = {f"decode_{batch}": step(batch) for batch in BATCHES}
-    seconds[f"prompt_{IN_GRAPHS}"] = step(1) + attention
-    seconds[f"prompt_{BEYOND_GRAPHS}"] = step(1) + attention + others
-    seconds[f"first_token_{IN_GRAPHS}"] = engine.request_overhead + step(1) + attention
-    seconds |= zip(_EXPERTS_STEPS, (step(1), step(1) + sum(_launching(EXPERTS, engine.launch))), strict=True)
-    scans, updates = (_launching(RECURRENT, engine.launch, decoding)[0] for decoding in (False, True))
-    recurrent = (step(1, groups), step(1, groups) + scans, step(2, groups) + updates)
-    return seconds | dict(zip(_RECURRENT_STEPS, recurrent, strict=True))
-
-
 def hosted_seconds(values: Mapping[str, float], launch: float) -> HostedEngine | None:
-    """vLLM's seconds on a host from its steps there; None without them: ``hosted_seconds(values, 8e-6).step_floor``
+    """vLLM's seconds on a host from its steps there; None without them: ``hosted_seconds(values, 8e-6).step_floor``"""
+    own = _small_engine_seconds(values, launch)
+    if own is None:
+        return None
+    seconds = {name: getattr(own, name) for name in _SECONDS}
+    return msgspec.structs.replace(
+        own,
+        **{name: SERVING * each for name, each in seconds.items() if each is not None},
+        launch={kind: SERVING * each for kind, each in own.launch.items()},
+        launch_factor=SERVING * own.launch_factor,
+    )
+
+
+def _small_engine_seconds(values: Mapping[str, float], launch: float) -> HostedEngine | None:
+    """What steps of the small engines say as they are.
 
     A decode step is planning alone, since its kernels are a graph; a prompt within graphs also launches attention
     between their pieces; a longer one launches every kernel.
     """
     engine = catalog.engine("vllm")
-    names = [*(f"decode_{batch}" for batch in BATCHES), f"prompt_{IN_GRAPHS}", f"prompt_{BEYOND_GRAPHS}"]
-    if not all(name in values for name in (*names, f"first_token_{IN_GRAPHS}")):
+    if not all(name in values for name in _DENSE_STEPS):
         return None
-    *decode, within, beyond = (values[name] for name in names)
+    *decode, within, beyond, first = (values[name] for name in _DENSE_STEPS)
     per_sequence = max(0.0, (decode[-1] - decode[0]) / (BATCHES[-1] - BATCHES[0]))
     attention = max(0.0, within - decode[0])
     _, others = _launching(DENSE, {kind: number * launch for kind, number in engine.launches.items()})
@@ -276,7 +278,7 @@ def hosted_seconds(values: Mapping[str, float], launch: float) -> HostedEngine |
         step_floor=max(0.0, decode[0] - engine.step_overhead - per_sequence),
         step_floor_per_sequence=per_sequence,
         step_floor_per_state_group=per_group,
-        request_overhead=max(0.0, values[f"first_token_{IN_GRAPHS}"] - within),
+        request_overhead=max(0.0, first - within),
         launch=own,
         launch_factor=factor,
     )
