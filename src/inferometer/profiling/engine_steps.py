@@ -22,7 +22,7 @@ import msgspec
 
 from ..base.errors import BadValue
 from ..base.extras import is_installed
-from ..costs.host import launch_seconds, state_groups
+from ..costs.host import launch_seconds
 from ..network import families
 from ..specs import catalog
 from ..specs.structs import HostedEngine
@@ -111,7 +111,7 @@ SPREAD = "round_spread"  # the slowest over the fastest of these rounds, of a st
 # Engines that work and serve launch and plan this much more slowly than a small one that is alone on its host, as the
 # steps of mixtures and hybrids and their servers on six machines show: 1.15 to 1.25 by the one, 1.3 to 1.4 by the other
 SERVING = 1.25
-_SECONDS = ("step_floor", "step_floor_per_sequence", "step_floor_per_state_group")
+_SECONDS = ("step_floor", "step_floor_per_sequence")
 _RESULT, _LOG = "rounds.jsonl", "log.txt"
 Seconds = dict[str, float]
 
@@ -231,19 +231,14 @@ def _solved(network: str, kind: str, seconds: float, launch: Mapping[str, float]
     return max(0.0, (seconds - others) / (launching(1.0) - others))
 
 
-def _groups() -> int:
-    return state_groups(families.build(CONFIGS[RECURRENT]).blocks)
-
-
 def hosted_seconds(values: Mapping[str, float], launch: float) -> HostedEngine | None:
     """vLLM's seconds on a host from its steps there; None without them: ``hosted_seconds(values, 8e-6).step_floor``"""
     own = _small_engine_seconds(values, launch)
     if own is None:
         return None
-    seconds = {name: getattr(own, name) for name in _SECONDS}
     return msgspec.structs.replace(
         own,
-        **{name: SERVING * each for name, each in seconds.items() if each is not None},
+        **{name: SERVING * getattr(own, name) for name in _SECONDS},
         launch={kind: SERVING * each for kind, each in own.launch.items()},
         launch_factor=SERVING * own.launch_factor,
     )
@@ -268,16 +263,13 @@ def _small_engine_seconds(values: Mapping[str, float], launch: float) -> HostedE
     if all(name in values for name in _EXPERTS_STEPS):
         alone, step = (values[name] for name in _EXPERTS_STEPS)
         own["moe"] = _solved(EXPERTS, "moe", step - alone, {**rest, **own})
-    per_group = None
     if all(name in values for name in _RECURRENT_STEPS):
         alone, step, beside = (values[name] for name in _RECURRENT_STEPS)
-        per_group = max(0.0, alone - decode[0]) / _groups()
         own["chunk_scan"] = _solved(RECURRENT, "chunk_scan", step - alone, {**rest, **own})
         own["state_update"] = _solved(RECURRENT, "state_update", beside - alone - per_sequence, {**rest, **own})
     return HostedEngine(
         step_floor=max(0.0, decode[0] - engine.step_overhead - per_sequence),
         step_floor_per_sequence=per_sequence,
-        step_floor_per_state_group=per_group,
         request_overhead=max(0.0, first - within),
         launch=own,
         launch_factor=factor,
