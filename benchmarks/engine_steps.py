@@ -249,7 +249,7 @@ def predicted_memory(row: dict[str, str]) -> tuple[float, int]:
     """Weights, and tokens of the KV cache in the engine's share of memory or in the bytes that it was given."""
     name, text = row["model"].removesuffix("-text"), row["model"].endswith("-text")
     with tempfile.TemporaryDirectory() as folder:
-        model = measured_model(name)
+        model = name
         if text:  # the language model of a multimodal one, alone
             model = str(Path(folder) / "config.json")
             Path(model).write_text(json.dumps(catalog.model(name).config["text_config"]), encoding="utf-8")

@@ -1,11 +1,11 @@
-"""What engine steps showed of experts and of latent attention: launch settings, and copies between the kernels."""
+"""What engine steps showed of experts, latent attention and states: launch settings, copies, streams of their own."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
-from inferometer.costs.binding import step_rows
+from inferometer.costs.binding import BoundPlan, step_rows, step_seconds
 from inferometer.costs.kernels.kernel_rows import row_terms
 from inferometer.costs.kernels.registry import KernelProfile, read_profile
 from inferometer.costs.kernels.surfaces import SHAPES, surface_seconds
@@ -48,3 +48,34 @@ def test_prompts_of_latent_attention_copy_queries_keys_and_outputs() -> None:
     cached = copied(Step((Group(1, 1024, 1024),)))
     assert cached["key_concat"] == pytest.approx(prompt["key_concat"], rel=0.01), "cached tokens have keys, too"
     assert cached["query_copy"] < 0.55 * prompt["query_copy"]
+
+
+def decode_seconds(plan: BoundPlan, sequences: int, context: int) -> float:
+    return float(step_seconds(plan, Step((Group(sequences, 1, context, 1, True),))))
+
+
+@pytest.mark.parametrize(
+    ("model", "sequences", "context", "measured"),
+    [
+        ("granite-4.0-h-small", 1, 1041, 6.754e-3),
+        ("granite-4.0-h-small", 32, 1017, 19.61e-3),
+        ("falcon-h1-7b", 1, 1041, 5.893e-3),
+        ("falcon-h1-7b", 64, 145, 12.47e-3),
+        ("falcon-h1-7b", 256, 146, 32.49e-3),
+    ],
+)
+def test_decode_steps_of_hybrids_are_those_of_vllm(model: str, sequences: int, context: int, measured: float) -> None:
+    """vLLM 0.25.1 on two H200s: states of 256 are updated far below the speed of memory."""
+    plan = build_request(model, "h200", engine="vllm@0.25", host_profile="h200-vm", max_num_seqs=256).bind()
+    assert decode_seconds(plan, sequences, context) == pytest.approx(measured, rel=0.05)
+
+
+def test_shared_experts_run_beside_the_routed_ones_where_vllm_hands_them_over() -> None:
+    def saved(model: str, side_stream_tokens: int) -> float:
+        plan = build_request(model, "h200", engine="vllm@0.25").bind()
+        beside = plan._replace(env={**plan.env, "side_stream_tokens": side_stream_tokens})
+        return decode_seconds(plan, 1, 1000) - decode_seconds(beside, 1, 1000)
+
+    assert saved("qwen1.5-moe-a2.7b", 256) == 0, "it has a stream for them"
+    assert saved("granite-4.0-h-small", 0) == 0, "they are a layer of their own"
+    assert saved("granite-4.0-h-small", 256) > 0.4e-3

@@ -115,8 +115,7 @@ def profile_quick(output: str, device: str, say: Log) -> dict[str, Any]:
     values, missing = _measured_values(torch, device, about, say)
     if device == "cuda":
         steps, why = engine_steps(say)
-        values |= steps
-        missing |= why
+        values, missing = values | steps, missing | why
     if "launch" not in values or "python_loop" not in values:
         raise BadValue("kernel launches and Python could not be timed here, so no file was written")
     known = catalogue_device(str(about["device"]), float(about["memory"]))
@@ -401,7 +400,7 @@ def _references(device: Hardware | None) -> dict[str, float]:
     """The same figures of the reference: kernels by the shipped profile, the host and the rest by its file."""
     where = host(REFERENCE)
     figures = {name: figure.value for name, figure in where.figures.items()}
-    references = {"launch": where.launch, "python_loop": _REFERENCE_LOOP, **{name: figures[name] for name in STEPS}}
+    references = {"launch": where.launch, "python_loop": _REFERENCE_LOOP} | {name: figures[name] for name in STEPS}
     if device is None:
         return references
     step, prompt = (_predicted_seconds(device, rows, products) for rows, products in ((1, _STEP), (_PROMPT, _LAYER)))
