@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+import pytest
 from conftest import ROOT
 from helpers.source_tree import (
     FILES,
@@ -154,6 +155,7 @@ def test_the_design_page_shows_the_layers() -> None:
         assert not missing, f"{missing} are not in {name}"
 
 
+@pytest.mark.slow
 def test_imports_run_one_way() -> None:
     """Also inside functions and for types alone."""
     wrong = [
@@ -219,6 +221,7 @@ def test_a_class_name_means_one_thing() -> None:
     only_shrinks((name for name, times in names.items() if times > 1), DUPLICATE_CLASSES)
 
 
+@pytest.mark.slow
 def test_names_are_nouns_of_the_domain() -> None:
     names = Counter[str]()
     for path in FILES:
@@ -311,6 +314,7 @@ def test_lazy_names_are_what_type_checkers_see() -> None:
     assert seen == inferometer._LAZY
 
 
+@pytest.mark.slow
 def test_public_functions_stay_callable_beside_packages_of_the_same_name() -> None:
     """Importing ``inferometer.search.space`` must not make ``inferometer.search`` a package."""
     inner = [module for module in MODULES if package(module) in PUBLIC and module.count(".") == 1]

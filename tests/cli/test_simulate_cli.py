@@ -293,6 +293,7 @@ def test_a_line_of_blocks() -> None:
     assert few == "▄" * 6, "fewer points than blocks"
 
 
+@pytest.mark.slow
 def test_real_traces_run_as_they_are(shared: Path) -> None:
     from inferometer.serving.trace import first_requests
 

@@ -40,6 +40,7 @@ def test_only_precisions_that_the_device_runs_are_proposed(gpu: str) -> None:
     assert not remedies.runs_on(request.device, "fp8") and remedies.runs_on(request.device, "w4a16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
     [

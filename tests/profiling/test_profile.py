@@ -402,6 +402,7 @@ def test_a_profile_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert ticks[-1][:2] == (1, 1) and len(json.loads((tmp_path / "kernels.json").read_text())["runs"]) == 2
 
 
+@pytest.mark.slow
 @needs_torch
 def test_a_run_that_is_broken_off_has_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: Any) -> float:

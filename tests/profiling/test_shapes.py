@@ -24,6 +24,7 @@ def every() -> list[shape_grid.ShapeRow]:
     return shape_grid.all_shapes()
 
 
+@pytest.mark.slow
 def test_shapes_are_those_of_the_catalogue() -> None:
     rows = every()
     assert len(rows) == len({tuple(r.items()) for r in rows})

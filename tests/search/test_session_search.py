@@ -173,6 +173,7 @@ def test_the_command_line_prints_json_and_its_code_says_whether_a_plan_holds(run
     assert wrong.code == 2 and wrong.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_search_with_agents_is_the_search_for_sessions_and_its_router_is_started():
     given = {**SESSIONS, **SPACE, "goodput": "ttft:100000", "quantization": "fp8", "kv_offloading_size": 0}
     result = inferometer.search(MODEL, GPU, **given)

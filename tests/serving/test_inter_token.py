@@ -152,6 +152,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_gap_is_counted(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     model, gpu, traffic, options = CASES[name]

@@ -67,6 +67,7 @@ def test_a_cache_that_thrashes_is_named_with_the_limit_that_stops_it() -> None:
     assert not any("recomputes a request" in w for w in mended.warnings)
 
 
+@pytest.mark.slow
 def test_a_queue_that_grows_is_named_and_a_healthy_run_has_no_warning() -> None:
     overloaded = simulate("llama-3.1-8b", "h200", trace=requests(1500, 200.0))
     assert any("the queue keeps growing" in w for w in overloaded.warnings)

@@ -120,6 +120,7 @@ def test_deployments_fast_and_step_by_step(options: dict[str, Any]) -> None:
     same(fast, simulate(MODEL, trace=trace, **options))
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 2**31),
     st.sampled_from(["round_robin", "least_loaded", "prefix_aware"]),

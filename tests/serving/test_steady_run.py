@@ -18,6 +18,7 @@ def run_at(rate: float, count: int = 1500, **kwargs: object) -> Outcome:
     return simulate("llama-3.1-8b", "h200", trace=synthetic(num_prompts=count, request_rate=rate, **options))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "grows"), [(20, False), (55, False), (62, False), (80, True), (150, True)])
 def test_a_queue_grows_beyond_what_is_answered(rate: float, grows: bool) -> None:
     outcome = run_at(rate)  # all at once: 68 requests/s
@@ -38,6 +39,7 @@ def test_requests_at_once_have_no_rate() -> None:
     assert not queue_grows(outcome) and too_short(outcome)
 
 
+@pytest.mark.slow
 def test_a_run_of_some_latencies_is_too_short() -> None:
     assert too_short(run_at(60.0, 100))
     assert not too_short(run_at(20.0, 400))

@@ -195,6 +195,7 @@ def test_parts_of_a_log_may_lie_in_two_months(tmp_path: Path) -> None:
     assert any("oldest" in note for note in read_step_log(parts[::-1]).notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [-3600.0, -30.0, 3600.0])
 @pytest.mark.parametrize("stamp", ["", "fine"])
 def test_a_clock_that_was_set_does_not_move_the_steps(tmp_path: Path, stamp: str, seconds: float) -> None:

@@ -64,6 +64,7 @@ def test_parts_are_the_table(tmp_path: Path) -> None:
     assert names(tmp_path / "points") == [f"part-{n:05}.parquet" for n in range(6)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 99, 100, 250, 799, 800, 1600, 10**6])
 def test_parts_cover_every_row_once(most: int) -> None:
     grid = Grid("llama-3.1-8b", "h200", **AXES)
@@ -105,6 +106,7 @@ def test_another_sweep_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         sweep_to_folder(tmp_path / "other", "llama-3.1-8b", "h200", **AXES)
 
 
+@pytest.mark.slow
 def test_a_changed_calibration_is_another_sweep(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("prefill = 1.2\n")

@@ -104,6 +104,7 @@ def test_gap_is_a_mean_logarithm() -> None:
     assert gap(latency_logs(off, off)) == pytest.approx((2 * math.log(1.1) + 1.5) / 3)
 
 
+@pytest.mark.slow
 def test_step_errors_that_are_usual_are_found() -> None:
     seen = latencies(simulate(MODEL, GPU, trace=TRAFFIC, frontend="in-process", calibration=Calibration(decode=1.04)))
     trace = msgspec.structs.replace(TRAFFIC, measured={"TTFT": seen["ttft"], "TPOT": seen["tpot"]}, source="made up")

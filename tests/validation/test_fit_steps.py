@@ -93,6 +93,7 @@ def test_every_figure_comes_back() -> None:
     assert got.host == pytest.approx(1.4, rel=0.03), "small steps wait for the host, large ones do not"
 
 
+@pytest.mark.slow
 def test_noise_corrects_nothing_and_outliers_move_nothing() -> None:
     fit = fit_steps(MODEL, GPU, made_up(Calibration(), 150, 0.05), {})
     assert "no figure makes steps better that it did not see (decode" in fit.objection()
@@ -204,6 +205,7 @@ def test_a_wait_leaves_out_the_launch_of_the_next_step() -> None:
     assert sum(not step.whole for step in whole) > 100, "decode steps that end with a launch are no steps' own"
 
 
+@pytest.mark.slow
 def test_a_real_log_in_whole_seconds_says_how_little_it_says() -> None:
     """Steps of r8 that launch prompts end 17 ms late; taken for the steps' own time, that made prompts × 0.43."""
     log = read_step_log([ROOT / "benchmarks" / "data" / "h200_live" / "r8.log.gz"])
@@ -213,6 +215,7 @@ def test_a_real_log_in_whole_seconds_says_how_little_it_says() -> None:
     assert "the log's clock says" in fit.classes["decode"].note
 
 
+@pytest.mark.slow
 def test_a_real_log_whose_lines_are_stamped_carries_over_to_other_rates(live: ModuleType, tmp_path: Path) -> None:
     """Tried on 8 requests/s of vLLM 0.25.1 on an H200, where it finds little to correct.
 
@@ -232,6 +235,7 @@ def test_a_real_log_whose_lines_are_stamped_carries_over_to_other_rates(live: Mo
         assert abs(errors["decode"][0]) < 0.02 and abs(errors["prompts"][0]) < 0.02, (load, errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bandwidth", [4.3e12, 5.3e12])
 def test_two_hundred_real_steps_mend_a_prediction_that_is_a_tenth_off(live: ModuleType, bandwidth: float) -> None:
     """An H200 that is told another memory bandwidth than it has: steps of 8 requests/s mend those at 4 and 14."""
@@ -321,6 +325,7 @@ def test_requests_of_other_rates(live: ModuleType) -> None:
         assert abs(errors["tpot"][0]) < 0.02 and abs(errors["ttft"][0]) < 0.03, (load, errors)
 
 
+@pytest.mark.slow
 def test_contexts_are_counted_between_the_lines_that_say_them(live: ModuleType) -> None:
     """vLLM 0.25 says how full the KV cache is every 10 s."""
     steps = StepPredictor(MODEL, GPU, LIVE).with_contexts(read_step_log([live.LIVE / "healthy.log.gz"]))

@@ -77,6 +77,7 @@ def test_errors_by_hand() -> None:
     assert error_statistics(np.array([1.0]), np.array([0.0])).requests == 0, "no error is relative to nothing"
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0.1, 1e4), st.floats(0.1, 1e4)), min_size=1, max_size=30))
 def test_errors_are_ordered(pairs: list[tuple[float, float]]) -> None:
     e = error_statistics(np.array([p for p, _ in pairs]), np.array([m for _, m in pairs]))
@@ -552,6 +553,7 @@ def test_rows_without_times_and_rows_that_stand_twice_are_said(run: Command, tmp
         assert len(warnings) == 1 and note in warnings[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--write-calibration", "--requests-out", "--output"])
 def test_what_is_read_is_not_replaced(
     run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str

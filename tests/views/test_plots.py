@@ -431,6 +431,7 @@ def test_names_on_a_front_are_in_the_colour_of_their_line() -> None:
     assert any(text.get_text().startswith("tp ") for text in named)
 
 
+@pytest.mark.slow
 def test_plans_that_were_simulated_are_in_the_legend_of_a_front_once() -> None:
     from matplotlib.figure import Figure
 

@@ -301,6 +301,7 @@ def test_widths_are_those_of_terminals(text: str) -> None:
 # ------------------------------------------------------------------ plain and Markdown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [SHOWN[0], SHOWN[1], SHOWN[4], SHOWN[10], SHOWN[12], "show hardware", "show engines"])
 def test_plain_text_is_ascii_that_awk_reads(line: str, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")  # means nothing here: programs want all columns
@@ -324,6 +325,7 @@ def test_cells_that_are_empty_or_marks_have_names_in_ascii() -> None:
     assert to_ascii("3 × 2 → 1 µs ≤ ½ é 模") == "3 x 2 -> 1 us <= 1\\u20442 e \\u6a21"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line", [SHOWN[0], SHOWN[2], SHOWN[4], SHOWN[6], SHOWN[10], SHOWN[11], SHOWN[12], "show hosts"]
 )
