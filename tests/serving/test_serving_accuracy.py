@@ -44,7 +44,7 @@ def test_the_page_is_what_the_code_gives(serving: ModuleType, name: str) -> None
 def test_every_run_of_the_sets_can_be_built(serving: ModuleType) -> None:
     """Requests of each kind are what the measurements say; nothing is simulated here."""
     counts = {name: len(list(cases())) for name, cases in serving.SETS.items() if name not in OPTIONAL}
-    assert counts == {"h200": 4, "own": 22, "live": 8, "rtx4090": 1, "silicon": 1399, "disaggregated": 668}
+    assert counts == {"h200": 4, "own": 30, "live": 8, "rtx4090": 1, "silicon": 1399, "disaggregated": 668}
     trace, limit = serving.requests(("shared", 100, 466, 247, ((5, 600), (10, 600)), 16))  # as a run of h100 has it
     assert len(trace) == 9000 and limit is None and set(trace.input_tokens.tolist()) == {566}
     assert trace.blocks is not None and trace.blocks[0] is trace.blocks[100], "after 10 × 10 the first comes again"
