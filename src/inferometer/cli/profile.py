@@ -45,7 +45,7 @@ _ALSO = {
 @click.option(
     "--quick",
     is_flag=True,
-    help="Time this machine, for --profile: memory, clocks, kernel launches. Takes a minute or two.",
+    help="Time this machine, for --profile: memory, clocks, kernel launches. Takes two or three minutes.",
 )
 @click.option(
     "--launches", is_flag=True, help="Time the host, for --host-profile: kernel launches and Python. Takes seconds."

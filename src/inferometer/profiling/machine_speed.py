@@ -107,7 +107,7 @@ def profile_host(output: str, device: str, say: Log) -> dict[str, Any]:
 
 
 def profile_quick(output: str, device: str, say: Log) -> dict[str, Any]:
-    """Measure this machine in about a minute and write its file: ``profile_quick("machine.toml", "cuda", print)``"""
+    """Measure this machine in some minutes and write its file: ``profile_quick("machine.toml", "cuda", print)``"""
     began, torch = time.monotonic(), _torch(device)
     about = machine.describe(torch, device)
     versions = ", ".join(f"{name} {about[name]}" for name in ("torch", "cuda", "vllm") if about.get(name))
