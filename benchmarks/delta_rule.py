@@ -78,7 +78,7 @@ def errors(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         assert source is not None
         after = source.answer(op, lambda: dims, terms)
     else:
-        rule = delta_rule(rows.library, device)
+        rule = delta_rule(rows.backend, device)
         assert rule is not None
         after = np.maximum(predicted(rule, rows), terms.roofline)
     return before / rows.seconds - 1, after / rows.seconds - 1
@@ -95,7 +95,7 @@ def lines() -> Iterator[str]:
     yield "|---|---|---|---:|---:|---:|---:|---:|"
     groups = defaultdict(list)
     for rows in kept_rows():
-        library = "FlashInfer" if rows.library == "flashinfer" else "Triton"
+        library = "FlashInfer" if rows.backend == "flashinfer" else "Triton"
         seen = rows.phase == "decode" or rows.device in FITTED_TO
         engine = rows.engine.replace("@", " ") if rows.phase == "prompts" else "both engines"
         groups[rows.phase != "prompts", library, not seen, rows.device, engine].append(rows)

@@ -25,7 +25,7 @@ from inferometer.costs.kernels.delta_rule import ChunkKernels, DeltaRule, Prompt
 from inferometer.specs import catalog
 
 KEPT = ROOT / "benchmarks" / "data" / "delta_rule.csv.gz"
-COLUMNS = ("device", "engine", "library", "phase", "seqs", "length", "key_heads", "heads", "seconds")
+COLUMNS = ("device", "engine", "backend", "phase", "seqs", "length", "key_heads", "heads", "seconds")
 LONGEST = 65_536  # tokens of a call: engines' steps have fewer
 
 # Left out: SGLang's on H200, which something else disturbed. Calls of 64 heads take from 3 to 7 ms there without order,
@@ -48,7 +48,7 @@ class Rows(NamedTuple):
 
     device: str
     engine: str
-    library: str
+    backend: str
     phase: str  # prompts, or decode
     seqs: Array
     length: Array
@@ -172,7 +172,7 @@ def main() -> None:
         ("flashinfer, Blackwell", programs, "flashinfer", blackwell),
         ("triton", chunks, "triton", FITTED_TO),
     ):
-        found = fit(begin, [rows for rows in prompts if rows.library == library and rows.device in devices])
+        found = fit(begin, [rows for rows in prompts if rows.backend == library and rows.device in devices])
         print(f"# {label}")
         print("\n".join(f"{k} = {v:.3g}" for k, v in msgspec.structs.asdict(found).items() if isinstance(v, float)))
 

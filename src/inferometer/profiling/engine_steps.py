@@ -122,9 +122,11 @@ def engine_steps(say: Callable[[str], None] = print, limit: float = LIMIT) -> tu
         return {}, {"engine_steps": "vLLM is not installed here"}
     say(f"starting vLLM with three small models ({', '.join(CONFIGS)}) …")
     with tempfile.TemporaryDirectory() as folder:
-        engines = {network: EngineProcess(Path(folder, network), network) for network in CONFIGS}
+        engines: dict[str, EngineProcess] = {}
         missing: dict[str, str] = {}
         try:
+            for network in CONFIGS:
+                engines[network] = EngineProcess(Path(folder, network), network)
             _measure(engines, missing, time.monotonic() + limit)
         finally:
             for engine in engines.values():
@@ -195,7 +197,7 @@ class EngineProcess:
                 error = next((line for line in reversed(lines) if "Error" in line), "it ended without output")
                 return error.strip()[:200]
             if time.monotonic() > until:
-                return "vLLM was not ready in time"
+                return "vLLM did not answer in time"
             time.sleep(0.05)
         return ""
 

@@ -7,7 +7,6 @@ one that cannot be measured is one that is missing.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import platform
@@ -117,7 +116,7 @@ def profile_quick(output: str, device: str, say: Log) -> dict[str, Any]:
         steps, why = engine_steps(say)
         values, missing = values | steps, missing | why
     if "launch" not in values or "python_loop" not in values:
-        raise BadValue("kernel launches and Python could not be timed here, so no file was written")
+        raise BadValue(f"launches and Python were not timed, so no file was written: {', '.join(missing.values())}")
     known = catalogue_device(str(about["device"]), float(about["memory"]))
     try:
         references = _references(known)
@@ -194,13 +193,14 @@ def _measured_values(
             "copy": partial(_copy, bench),
             "product_fp8": partial(_product_fp8, bench),
         }
-    values: dict[str, float] = {}
-    missing: dict[str, str] = {}
+    values, missing = dict[str, float](), dict[str, str]()
     seen: dict[str, list[float]] = {name: [] for name in spells}
     for name, job in jobs.items():
         for spell, time_it in spells.items():  # between all others: a neighbour may come or go
-            with contextlib.suppress(Exception):
+            try:
                 seen[spell].append(time_it())
+            except Exception as error:
+                missing[spell] = reason(error)
         try:
             values[name] = job()
         except Exception as error:  # one figure less
@@ -445,7 +445,7 @@ def _measured_host(launch: float, loop: float, where: str) -> Host:
         slowdown=loop / _REFERENCE_LOOP,
         source={
             "launch": f"{measured}: an in-place add of 16 numbers on {where}, {_LAUNCHES:,} in a row, the least of "
-            f"{_REPEATS}",
+            f"{_REPEATS}; of several such tries the median",
             "slowdown": f"{measured}: a loop over a dictionary took {loop * 1e3:.1f} ms, {_REFERENCE_LOOP * 1e3:.1f} "
             f"on the reference",
         },
